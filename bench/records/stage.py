@@ -1,0 +1,78 @@
+"""The rows of `stages.csv` and `inflight.csv`, and the document `run.json`.
+
+Input: what the sender knows about its stages and itself.
+Output: dataclasses and their column tables.
+Does not: compute a statistic.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+
+@dataclass(slots=True)
+class StageRow:
+    """One stage as it was run; times are seconds from the run's start."""
+
+    stage: int
+    repeat: int
+    name: str
+    offered_qps: float
+    process: str
+    loop: str  # "open" | "closed"
+    seed: int
+    planned: int
+    start_s: float
+    window_start_s: float
+    window_end_s: float
+    end_s: float  # last intended time may not lie after this
+    drained_s: float | None  # nothing in flight any more; None when the drain limit passed
+    workers: int
+    rows: int
+    schedule_hash: str
+    marks: str = ""  # ";"-joined: interrupted, drain_limit, worker_lost, worker_joined, not_run
+
+
+@dataclass(slots=True)
+class InflightRow:
+    """One sample of one worker's gauge, about 10 a second; shares no code with the ledger."""
+
+    t_s: float
+    worker: int
+    stage: int
+    in_flight: int
+    loop_lag_s: float  # how late this sample's timer fired
+    cpu_ratio: float | None  # CPU of the worker process over the last second, 1 = one core
+    rss_bytes: int | None
+
+
+@dataclass
+class RunInfo:
+    """`run.json`: how the run was made. Holds no part of any key."""
+
+    run_id: str
+    started_utc: str
+    finished_utc: str | None
+    tool_version: str
+    versions: dict[str, str]
+    host: dict[str, Any]
+    seed: int
+    schedule_hash: str
+    command: list[str]
+    config: dict[str, Any]  # resolved and masked
+    config_origin: dict[str, str]  # key -> file, environment, default, command line
+    loop: str
+    shape: str
+    workers: int
+    worker_info: list[dict[str, Any]] = field(default_factory=list)
+    target: dict[str, Any] = field(default_factory=dict)
+    interrupted: bool = False
+    simulated: bool = False
+    preflight: dict[str, Any] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)  # what went wrong while recording
+    files: dict[str, str] = field(default_factory=dict)  # name -> sha256
+    schema_version: int = 1
+
+
+STAGE_COLUMNS: tuple[str, ...] = tuple(f.name for f in fields(StageRow))
+INFLIGHT_COLUMNS: tuple[str, ...] = tuple(f.name for f in fields(InflightRow))
