@@ -1,0 +1,63 @@
+"""One safe line of text from whatever a server or the network said.
+
+Input: text or bytes, and the secrets of this run. Output: one line of at most 200 characters.
+Does not: know where the text goes; every text that leaves `bench/client` passes here.
+
+1. No secret, and no run of four or more characters of it, comes out.
+2. No control character comes out (a terminal or a CSV must not be steered by a server).
+3. The result is never longer than the limit.
+"""
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+LIMIT = 200
+HIDDEN = "[hidden]"
+# What is read of the input at most: patterns below are linear, but an error body can be megabytes.
+SCANNED = 20_000
+
+_BEARER = re.compile(r"(?i)\b(bearer|basic|token)\s+(?=[^\s,;\"']*[\d_.\-*])[^\s,;\"']{6,}")
+_KEY_SHAPED = re.compile(r"\b(?:sk|pk|rk|ak|key|hf|gsk|xai|nvapi|tgp|pplx)[-_][\w\-*.]{3,}", re.I)
+_JWT = re.compile(r"\beyJ[\w-]{6,}(?:\.[\w-]+)*")
+_ASSIGNED = re.compile(
+    r"(?i)((?:api[_-]?key|apikey|access[_-]?token|secret|password|authorization)[\"']?\s*[=:]\s*[\"']?)"
+    r"(?!bearer\b)[^\s\"'&,;}]{4,}"
+)
+_USERINFO = re.compile(r"(?i)\b([a-z][a-z0-9+.-]*://)[^\s/@]+@")
+_RUN = re.compile(r"[A-Za-z0-9_+/=.\-]{4,}")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u200b-\u200f\u202a-\u202e\u2066-\u2069\ufeff]+")
+_SPACES = re.compile(r"\s{2,}")
+
+
+def redact(text: str | bytes, secrets: Iterable[str] = (), limit: int = LIMIT) -> str:
+    """Return `text` as one line without secrets or control characters, cut to `limit` characters."""
+    if isinstance(text, bytes):
+        text = text[:SCANNED].decode("utf-8", "replace")
+    text = text[:SCANNED]
+    for secret in secrets:
+        if len(secret) >= 4:
+            text = _hide(text, secret)
+    text = _CONTROL.sub(" ", text)
+    text = _USERINFO.sub(rf"\1{HIDDEN}@", text)
+    text = _BEARER.sub(rf"\1 {HIDDEN}", text)
+    text = _ASSIGNED.sub(rf"\1{HIDDEN}", text)
+    text = _KEY_SHAPED.sub(HIDDEN, text)
+    text = _JWT.sub(HIDDEN, text)
+    text = _SPACES.sub(" ", text).strip()
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def _hide(text: str, secret: str) -> str:
+    """Replace the secret and every run of characters that is a part of it (servers echo `abcd***wxyz`)."""
+    text = text.replace(secret, HIDDEN)
+    grams = {secret[i : i + 8] for i in range(len(secret) - 7)}
+
+    def swap(match: re.Match[str]) -> str:
+        run = match.group()
+        core = run.strip(".-=/")
+        part = len(core) >= 4 and core in secret
+        holds = any(run[i : i + 8] in grams for i in range(len(run) - 7))
+        return HIDDEN if part or holds else run
+
+    return _RUN.sub(swap, text)
