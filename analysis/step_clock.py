@@ -1,0 +1,325 @@
+"""Step-time coefficients of a batching service from client rows alone.
+
+Input: first-token time, last-token time, token counts of every request of a stage.
+Output: alpha (s/step), beta (s/(sequence-step)), gamma (s/prompt token), optionally kappa
+(n^2) or kv (context tokens), with standard errors, R^2 and the reason for the model order.
+Does not: see the engine, its steps or its chunks; use the wait before the first token.
+
+Per request i with s_i = n_out - 1 decode steps and D_i = last - first:
+    D_i = alpha s_i + beta B_i + gamma G_i (+ kappa C_i) (+ kv V_i)
+    B_i decode tokens that all requests emit in (first_i, last_i]
+    G_i prompt tokens whose prefill ends in that interval
+    C_i sum of n^2, V_i sum of the context tokens over those steps
+exact for an engine that works in steps. B, C and V are counted on a *virtual step clock*:
+dN = (dt without prefill stalls) / T(n(t)), rescaled so that request i gets s_i steps. Tokens
+spread evenly in wall time instead (the start of the iteration) put prefill stalls on the wrong
+steps and make gamma 10 % too small.
+
+1. The clock sees every request with output; the regression uses only rows of the window with at
+   least 20 steps, weighted by 1/(step noise * s_i + timestamp noise), both estimated.
+2. Coefficients are never negative. A higher order is taken only if it cuts the weighted RMSE
+   by more than 10 %: information criteria accept terms that then extrapolate wrongly.
+3. Standard errors are clustered by blocks of time: neighbours share steps, so their errors do.
+
+Source: `docs/queueing.md` section 3; "trace-only, time-integrated" regression is also published
+by the BLIS simulator's authors; the virtual step clock is ours.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import optimize
+
+from analysis.batching import StepLaw
+
+MIN_STEPS = 20  # shorter answers are mostly timestamp error
+MIN_ROWS = 40  # ten per coefficient, so that one outlier does not decide
+MAX_ROWS = 20_000  # per stage: far beyond what the standard error needs, bounds time and memory
+ITERATIONS = 8
+ORDER_GAIN = 0.10  # RMSE cut that a higher order must bring
+OUTLIER_MADS = 6.0  # a stall of client or service, not of the step law
+TERMS = ("alpha_s", "beta_s", "gamma_s", "kappa_s", "kv_s")
+ORDERS = {"affine": (0, 1, 2), "quadratic": (0, 1, 2, 3), "context": (0, 1, 2, 4)}
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What the clock needs of one stage; arrays of shape (n,), rows with complete output only."""
+
+    first_token_s: np.ndarray
+    last_token_s: np.ndarray
+    input_tokens: np.ndarray
+    output_tokens: np.ndarray
+    use: np.ndarray  # bool: rows of the regression; the others only run the clock
+
+
+@dataclass(frozen=True, slots=True)
+class Design:
+    """Regressors of the requests of one stage: columns s, B, G, C, V."""
+
+    columns: np.ndarray  # (n, 5)
+    gap_context: np.ndarray  # context tokens of the running requests, per gap between events
+
+
+@dataclass(frozen=True, slots=True)
+class StepFit:
+    """A fitted step law with what is known about its error."""
+
+    law: StepLaw
+    se: dict[str, float]  # term -> standard error, same unit as the term
+    covariance: np.ndarray  # (5, 5) in the order of TERMS, zero for absent terms
+    order: str  # "affine" | "quadratic" | "context"
+    order_note: str
+    r2: float  # of the time per step, weighted
+    rmse_s: float  # weighted RMSE of the time per step, seconds
+    rows: int
+    outliers: int
+    batch_size_max: float  # largest mean batch a request saw: beyond it the law extrapolates
+
+
+class Events:
+    """The sorted first/last events of one stage, the gaps between them, and sums over gaps."""
+
+    def __init__(self, trace: Trace) -> None:
+        first, last = trace.first_token_s, trace.last_token_s
+        count = first.size
+        times = np.concatenate([first, last])
+        order = np.argsort(times, kind="stable")
+        place = np.empty(2 * count, dtype=np.int64)
+        place[order] = np.arange(2 * count)
+        self.start, self.stop = place[:count], place[count:]
+        self.sign = np.concatenate([np.ones(count), -np.ones(count)])[order]
+        self.owner = np.concatenate([np.arange(count), np.arange(count)])[order]
+        self.dt = np.diff(times[order])
+        self.running = np.cumsum(self.sign)[:-1]
+        self.steps = np.maximum(trace.output_tokens - 1.0, 0.0)
+        self.duration = last - first
+        self.prompt = trace.input_tokens.astype(float)
+        prompt_at = np.where(self.sign > 0, self.prompt[self.owner], 0.0)
+        self.prefill_end = prompt_at[1:]  # prompt tokens whose prefill ends at the right edge of a gap
+        sorted_first = np.argsort(first, kind="stable")
+        total = np.concatenate([[0.0], np.cumsum(self.prompt[sorted_first])])
+        edges = first[sorted_first]
+        self.prefilled = (
+            total[np.searchsorted(edges, last, side="right")] - total[np.searchsorted(edges, first, side="right")]
+        )
+
+    def between(self, per_gap: np.ndarray) -> np.ndarray:
+        """Per request: the sum of a per-gap quantity from its first to its last token."""
+        total = np.concatenate([[0.0], np.cumsum(per_gap)])
+        return total[self.stop] - total[self.start]
+
+    def running_sum(self, per_request: np.ndarray) -> np.ndarray:
+        """Per gap: the sum of a per-request quantity over the requests that run in it."""
+        return np.cumsum(self.sign * per_request[self.owner])[:-1]
+
+    def available_s(self, gamma_s: float) -> np.ndarray:
+        """Per gap: its length without prefill stalls of gamma p just before each first token.
+
+        A stall longer than its gap reaches into earlier ones: a Lindley recursion from right to left.
+        """
+        stall = gamma_s * self.prefill_end
+        walk = np.cumsum((stall - self.dt)[::-1])
+        left_over = (walk - np.minimum(0.0, np.minimum.accumulate(walk)))[::-1]
+        carried = np.concatenate([left_over[1:], [0.0]])
+        return np.clip(self.dt - (stall + carried - left_over), 0.0, self.dt)
+
+
+def wall_clock_design(events: Events) -> Design:
+    """Regressors with each request's tokens spread evenly in wall time: the biased first guess."""
+    rate = np.divide(events.steps, events.duration, out=np.zeros_like(events.duration), where=events.duration > 0)
+    own = events.running_sum(rate)
+    mean_rate = np.divide(own, events.running, out=np.zeros_like(own), where=events.running > 0)
+    return _design(events, mean_rate * events.dt)
+
+
+def step_clock_design(events: Events, law: StepLaw, previous: Design) -> Design:
+    """Regressors on the virtual step clock of `law`; the context per gap comes from `previous`."""
+    n = events.running
+    step = law.alpha_s + law.beta_s * n + law.kappa_s * n * n + law.kv_s * previous.gap_context
+    steps = np.divide(events.available_s(law.gamma_s), step, out=np.zeros_like(step), where=(n > 0) & (step > 0))
+    return _design(events, steps)
+
+
+def _design(events: Events, steps: np.ndarray) -> Design:
+    """Columns s, B, G, C, V from the steps per gap, rescaled so that every request gets its s."""
+    n = events.running
+    clock = np.concatenate([[0.0], np.cumsum(steps)])
+    got = clock[events.stop] - clock[events.start]
+    scale = np.divide(events.steps, got, out=np.ones_like(got), where=got > 0)
+    # context of a running request at clock N: prompt + 1 + (N - N_first); summed over n and a gap
+    base = events.running_sum(events.prompt + 1.0 - clock[events.start])
+    middle = 0.5 * (clock[:-1] + clock[1:])
+    context = np.maximum(base + n * middle, 0.0)
+    columns = np.column_stack(
+        [
+            events.steps,
+            events.between(n * steps) * scale,
+            events.prefilled,
+            events.between(n * n * steps) * scale,
+            events.between(context * steps) * scale,
+        ]
+    )
+    return Design(columns, context)
+
+
+def fit(traces: list[Trace], order: str | None = None) -> StepFit:
+    """The step law of the stages in `traces`; `order` forces one of ORDERS, None applies the rule.
+
+    Raises ValueError when fewer than MIN_ROWS rows are usable.
+    """
+    usable = sum(int(_rows(trace).sum()) for trace in traces)
+    if usable < MIN_ROWS:
+        raise ValueError(
+            f"only {usable} answers of at least {MIN_STEPS + 1} tokens lie inside the windows, the fit needs "
+            f"{MIN_ROWS}; use longer stages or longer outputs"
+        )
+    fits = {name: _fit_order(traces, ORDERS[name]) for name in ([order] if order else ORDERS)}
+    if order:
+        return _finish(fits[order], order, "order given by the caller")
+    base = fits["affine"]
+    best = min(("quadratic", "context"), key=lambda name: fits[name].rmse)
+    gain = 1 - fits[best].rmse / base.rmse if base.rmse > 0 else 0.0
+    if gain > ORDER_GAIN:
+        return _finish(fits[best], best, f"the {best} term cuts the RMSE by {gain:.1%} (limit {ORDER_GAIN:.0%})")
+    note = f"affine: the best further term ({best}) cuts the RMSE by only {max(gain, 0.0):.1%} (limit {ORDER_GAIN:.0%})"
+    return _finish(base, "affine", note)
+
+
+@dataclass(slots=True)
+class _Solved:
+    law: StepLaw
+    terms: tuple[int, ...]
+    rmse: float
+    r2: float
+    covariance: np.ndarray
+    rows: int
+    outliers: int
+    batch_size_max: float
+
+
+def _rows(trace: Trace) -> np.ndarray:
+    return trace.use & (trace.output_tokens > MIN_STEPS) & (trace.last_token_s > trace.first_token_s)
+
+
+def _fit_order(traces: list[Trace], terms: tuple[int, ...]) -> _Solved:
+    """Iterate clock and regression for one set of terms, from the wall-clock guess."""
+    events = [Events(trace) for trace in traces]
+    designs = [wall_clock_design(e) for e in events]
+    masks = [_rows(trace) for trace in traces]
+    blocks = _blocks(traces, masks)
+    keep = np.ones(sum(int(m.sum()) for m in masks), dtype=bool)
+    y = np.concatenate([e.duration[m] for e, m in zip(events, masks, strict=True)])
+    variance = None
+    coefficients = np.zeros(len(TERMS))
+    for _ in range(ITERATIONS):
+        x = np.concatenate([d.columns[m] for d, m in zip(designs, masks, strict=True)])
+        before = coefficients
+        variance = x[:, 0] if variance is None else variance
+        coefficients = _solve(x[keep], y[keep], variance[keep], terms)
+        variance = _variance(x[:, 0], y - x @ coefficients, keep)
+        residual = (y - x @ coefficients) / np.sqrt(variance)
+        middle = np.median(residual)
+        spread = np.median(np.abs(residual - middle))
+        keep = np.abs(residual - middle) <= OUTLIER_MADS * 1.4826 * spread + 1e-12
+        law = StepLaw(*(float(c) for c in coefficients))
+        if np.allclose(before, coefficients, rtol=1e-5, atol=1e-12):
+            break
+        designs = [step_clock_design(e, law, d) for e, d in zip(events, designs, strict=True)]
+    solved = _summary(x[keep], y[keep], variance[keep], coefficients, terms, blocks[keep])
+    solved.outliers = int((~keep).sum())
+    return solved
+
+
+def _variance(steps: np.ndarray, residual: np.ndarray, keep: np.ndarray) -> np.ndarray:
+    """Var(D_i) = step noise * s_i + timestamp noise, both >= 0, from the residuals (s^2, shape (n,)).
+
+    With 10 ms of timestamp jitter the second part is all that matters; weighting by 1/s alone
+    would then drown long answers, which carry the information, in the error of short ones.
+    """
+    square = residual[keep] ** 2
+    square = np.minimum(square, 16 * np.median(square) + 1e-18)  # stalls must not set the weights
+    a = np.column_stack([steps[keep], np.ones(square.size)])
+    scale = a.mean(axis=0)
+    unit = max(float(square.mean()), 1e-18)
+    parts, _ = optimize.nnls(a / scale, square / unit)
+    variance = (np.column_stack([steps, np.ones(steps.size)]) / scale) @ parts
+    return variance * unit if variance.min() > 0 else steps.astype(float)
+
+
+def _solve(x: np.ndarray, y: np.ndarray, variance: np.ndarray, terms: tuple[int, ...]) -> np.ndarray:
+    """Weighted non-negative least squares; columns are scaled to unit norm for conditioning."""
+    weight = 1 / np.sqrt(variance)
+    a = x[:, terms] * weight[:, None]
+    norm = np.linalg.norm(a, axis=0)
+    norm[norm == 0] = 1.0
+    solution, _ = optimize.nnls(a / norm, y * weight)
+    coefficients = np.zeros(len(TERMS))
+    coefficients[list(terms)] = solution / norm
+    return coefficients
+
+
+def _blocks(traces: list[Trace], masks: list[np.ndarray], per_stage: int = 10) -> np.ndarray:
+    """Cluster number of each regression row: equal stretches of time within a stage."""
+    labels = []
+    for index, (trace, mask) in enumerate(zip(traces, masks, strict=True)):
+        times = trace.first_token_s[mask]
+        if times.size:
+            span = max(float(np.ptp(times)), 1e-9)
+            labels.append(index * per_stage + np.minimum((times - times.min()) / span * per_stage, per_stage - 1) // 1)
+    return np.concatenate(labels)
+
+
+def _summary(
+    x: np.ndarray, y: np.ndarray, variance: np.ndarray, coefficients: np.ndarray, terms: tuple[int, ...],
+    blocks: np.ndarray,
+) -> _Solved:
+    """Fit quality on the rows kept, and the clustered covariance of the non-zero coefficients."""
+    steps = x[:, 0]
+    weight = steps**2 / variance  # of the time per step
+    weight = weight / weight.sum()
+    residual = y - x @ coefficients
+    per_step, total = residual / steps, y / steps
+    rmse = float(np.sqrt(np.sum(weight * per_step**2)))
+    spread = float(np.sum(weight * (total - np.sum(weight * total)) ** 2))
+    active = [t for t in terms if coefficients[t] > 0]
+    covariance = np.zeros((len(TERMS), len(TERMS)))
+    if active:
+        a = x[:, active] / np.sqrt(variance)[:, None]
+        scale = np.linalg.norm(a, axis=0)
+        a = a / scale
+        scores = a * (residual / np.sqrt(variance))[:, None]
+        labels, index = np.unique(blocks, return_inverse=True)
+        summed = np.zeros((labels.size, len(active)))
+        np.add.at(summed, index, scores)
+        bread = np.linalg.pinv(a.T @ a)
+        correction = labels.size / max(labels.size - 1, 1)
+        inner = bread @ (summed.T @ summed) @ bread * correction
+        covariance[np.ix_(active, active)] = inner / np.outer(scale, scale)
+    return _Solved(
+        law=StepLaw(*(float(c) for c in coefficients)),
+        terms=terms,
+        rmse=rmse,
+        r2=1 - rmse**2 / spread if spread > 0 else 0.0,
+        covariance=covariance,
+        rows=int(steps.size),
+        outliers=0,
+        batch_size_max=float(np.quantile(x[:, 1] / steps, 0.99)),
+    )
+
+
+def _finish(solved: _Solved, order: str, note: str) -> StepFit:
+    errors = np.sqrt(np.maximum(np.diag(solved.covariance), 0.0))
+    return StepFit(
+        law=solved.law,
+        se={TERMS[t]: float(errors[t]) for t in solved.terms},
+        covariance=solved.covariance,
+        order=order,
+        order_note=note,
+        r2=solved.r2,
+        rmse_s=solved.rmse,
+        rows=solved.rows,
+        outliers=solved.outliers,
+        batch_size_max=solved.batch_size_max,
+    )
