@@ -145,6 +145,10 @@ class StageAnalysis:
     ecdf_tpot: list[list[float]] = field(default_factory=list)
     drain_s: float | None = None
     warmup_suggested_s: float | None = None
+    # seconds from the run's start, as in stages.csv
+    start_s: float | None = None
+    window_start_s: float | None = None
+    window_end_s: float | None = None
 
 
 @dataclass
