@@ -1,0 +1,321 @@
+"""One request on its way: from the connection to the last byte of its answer.
+
+Input: the request's bytes, an `AnswerReader`, and a connection from the transport.
+Output: exactly one call of `on_done` with the `Outcome`.
+Does not: parse (AnswerReader), keep connections (pool), or decide what a status means (outcome).
+
+1. `on_done` is called exactly once, whatever happens.
+2. `send_at` is taken just before the write of the request's last byte, on the connection that was used in the end.
+3. Bytes are read in the hub's io callback until the first output, then, when lazy, by the transport's drain.
+4. A request is sent again once, and only when a kept connection died before any byte of the answer.
+5. Time limits are told apart: connect (lookup, TCP, proxy, TLS), first token (from the start of the write), idle
+   (between two reads after the first output), total (from the call of send).
+"""
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import gevent
+
+from bench.client.dialing import READ, WRITE, Gate, Stopped
+from bench.client.outcome import CODES, Outcome
+from bench.client.sockets import Connection
+
+if TYPE_CHECKING:
+    from bench.client.transport import Transport
+
+OPENING, WRITING, READING, DONE = range(4)
+# A drained stream is read at most this often in one pass, so that one torrent cannot hold the loop.
+READS_PER_DRAIN = 8
+# Above this many bytes in one drain a stream is read promptly again: its socket could fill before the next drain,
+# and a full socket delays the service (a default Linux socket holds about 100 kB of small segments).
+LAZY_BYTES_PER_DRAIN = 24_000
+
+
+class Stream:
+    """One request and its answer; made by `Transport.send`."""
+
+    __slots__ = (
+        "_answer_reads", "_clock", "_connect_s", "_connection_kind", "_dns_s", "_drained_bytes", "_empty_ns", "_gate",
+        "_heard_s", "_lag_ns", "_lazy_wanted", "_opened_s", "_phase", "_reader_factory", "_request", "_retried",
+        "_started_s", "_tls_s", "_transport", "_user_reads", "_write_s", "bucket", "connection", "lazy", "on_done",
+        "outcome", "reader", "request_id", "send_at", "was_lazy",
+    )  # fmt: skip
+
+    def __init__(self, transport: Transport, request: bytes, reader_factory: Callable[[], Any], *, request_id: str,
+                 prompt_read: bool, on_done: Callable[[Any], None]) -> None:
+        self._transport = transport
+        self._clock = transport.clock
+        self._request = request
+        self._reader_factory = reader_factory
+        self._lazy_wanted = not prompt_read
+        self._gate = Gate(transport.hub)
+        self._phase = OPENING
+        self._started_s = self._opened_s = self._write_s = self._heard_s = time.monotonic()
+        self._empty_ns = 0
+        self._lag_ns = 0
+        self._answer_reads = 0
+        self._drained_bytes = 0
+        self._user_reads = 0
+        self._retried = False
+        self.bucket = 0
+        self.connection: Connection | None = None
+        self._connection_kind: str | None = None
+        self._dns_s: float | None = None
+        self._connect_s: float | None = None
+        self._tls_s: float | None = None
+        self.lazy = False
+        self.was_lazy = False
+        self.on_done = on_done
+        self.outcome: Any = None
+        self.reader = reader_factory()
+        self.request_id = request_id
+        self.send_at: float | None = None
+
+    # Opening and writing: on the greenlet that called `send` (or the one of the second try).
+
+    def run(self, *, fresh: bool = False) -> None:
+        """Open or take a connection and write the request; reading goes on in the hub."""
+        try:
+            self._gate.check()
+            connection = self._transport.connect(self._gate, fresh=fresh)
+            if self._phase == DONE:
+                connection.close()
+                return
+            self._use(connection)
+            self._write(connection)
+        except Stopped as stopped:
+            self.fail(stopped.kind, stopped.detail)
+        except BaseException:
+            # The greenlet is being killed: a user stopped by Locust, or the process ends.
+            self.fail("CL-STOP", "the sender was stopped while it opened the stream")
+            raise
+
+    def _use(self, connection: Connection) -> None:
+        self.connection = connection
+        self._connection_kind = "reused" if connection.uses else "new"
+        if not connection.uses:
+            self._dns_s, self._connect_s, self._tls_s = connection.dns_s, connection.connect_s, connection.tls_s
+        connection.uses += 1
+
+    def _write(self, connection: Connection) -> None:
+        """Write the request, and stop early when the service answers before it has read it all."""
+        self._phase = WRITING
+        self._write_s = time.monotonic()
+        data = self._request if connection.tls is None else connection.tls.encrypt(self._request)
+        view = memoryview(data)
+        early = False
+        while view:
+            self.send_at = time.monotonic()
+            try:
+                view = view[connection.sock.send(view):]
+            except BlockingIOError:
+                self._gate.wait_fd(connection.fd, READ | WRITE)
+                if not connection.is_quiet():
+                    early = True
+                    break
+            except OSError as error:
+                # The service may have answered (413, 429) and closed without reading: the answer counts.
+                if not self._answer_waits(connection):
+                    self._broken(error)
+                    return
+                early = True
+                break
+        self._phase = READING
+        if early:
+            connection.reusable = False
+        self._empty_ns = int(self.send_at * 1e9) if self.send_at is not None else 0
+        connection.watcher.start(self._readable)
+
+    @staticmethod
+    def _answer_waits(connection: Connection) -> bool:
+        try:
+            return bool(connection.sock.recv(1, 2))  # MSG_PEEK
+        except OSError:
+            return False
+
+    # Reading: in the hub.
+
+    def _readable(self) -> None:
+        """The hub's io callback: one read, stamped, into the reader."""
+        self.read_once()
+
+    def read_once(self) -> bool:
+        """Read what the socket holds, up to one buffer; True when there may be more."""
+        connection = self.connection
+        if connection is None or self._phase != READING:
+            return False
+        try:
+            data, stamp, more = connection.receive()
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            self._broken(error)
+            return False
+        if stamp is not None:
+            at_ns, now_ns = self._clock.arrival_ns(stamp, self._empty_ns)
+            if not self.lazy and now_ns - at_ns > self._lag_ns:
+                self._lag_ns = now_ns - at_ns
+        else:
+            at_ns = now_ns = time.monotonic_ns()
+            if data:
+                self._user_reads += 1
+        if not more:
+            self._empty_ns = now_ns
+        if data:
+            self._answer_reads += 1
+            self._drained_bytes += len(data)
+            self._take(data, at_ns * 1e-9)
+            if self._phase == DONE:
+                return False
+        if connection.ended:
+            self._ended(at_ns * 1e-9 if data else now_ns * 1e-9)
+            return False
+        return more
+
+    def _take(self, data: bytes, at: float) -> None:
+        reader = self.reader
+        self._heard_s = at
+        complete = reader.feed_lazy(data, at) if self.was_lazy else reader.feed(data, at)
+        if complete:
+            self._finish()
+        elif self._lazy_wanted and not self.was_lazy and reader.first_output:
+            self.was_lazy = True
+            self._start_lazy()
+
+    def _start_lazy(self) -> None:
+        assert self.connection is not None
+        self.lazy = True
+        self.connection.watcher.stop()
+        self._transport.start_lazy(self)
+
+    def drain(self) -> None:
+        """One turn of the transport's pass over all lazy streams."""
+        self._drained_bytes = 0
+        for _ in range(READS_PER_DRAIN):
+            if not self.read_once():
+                break
+        if self._phase == READING and self._drained_bytes > LAZY_BYTES_PER_DRAIN:
+            self._stop_lazy()
+            assert self.connection is not None
+            self.connection.watcher.start(self._readable)
+
+    def _stop_lazy(self) -> None:
+        if self.lazy:
+            self.lazy = False
+            self._transport.lazy_streams.pop(self, None)
+
+    # Ends.
+
+    def _ended(self, at: float) -> None:
+        """The service closed its side."""
+        if self._may_retry():
+            self._retry()
+            return
+        self.reader.eof(at)
+        self._finish()
+
+    def _broken(self, error: OSError) -> None:
+        """The connection failed under us."""
+        if self._may_retry():
+            self._retry()
+            return
+        name = errno.errorcode.get(error.errno or 0, type(error).__name__)
+        kind = "tls" if not isinstance(error.errno, int) or type(error).__module__ == "ssl" else "reset"
+        self.fail(kind, name)
+
+    def _may_retry(self) -> bool:
+        return self._connection_kind == "reused" and self._answer_reads == 0 and not self._retried
+
+    def _retry(self) -> None:
+        """Send again, once, on a new connection: the kept one had died, nobody has read the request."""
+        self._retried = True
+        self._transport.counts.retried += 1
+        self._drop_connection()
+        self.reader = self._reader_factory()
+        self._phase = OPENING
+        self._opened_s = time.monotonic()
+        self.send_at = None
+        gevent.spawn(self.run, fresh=True)
+
+    def check(self, now_s: float) -> float | None:
+        """The next time to look at the limits (monotonic s), None when the stream is done or has just timed out."""
+        if self._phase == DONE:
+            return None
+        kind, limit_s = self._limit()
+        if now_s < limit_s:
+            return limit_s
+        if self._phase == READING:
+            # Our own loop may have been late: what is in the socket by now counts.
+            self.read_once()
+            if self._phase == DONE:
+                return None
+            kind, limit_s = self._limit()
+            if now_s < limit_s:
+                return limit_s
+        self.fail(kind, "")
+        return None
+
+    def _limit(self) -> tuple[str, float]:
+        """(kind, time) of the limit that is reached first if nothing more happens."""
+        options = self._transport.options
+        total_s = self._started_s + options.total_timeout_s
+        if self._phase == OPENING:
+            kind, limit_s = "connect_timeout", self._opened_s + options.connect_timeout_s
+        elif self._phase == WRITING or not self.reader.first_output:
+            kind, limit_s = "first_token_timeout", self._write_s + options.first_token_timeout_s
+        else:
+            kind, limit_s = "idle_timeout", self._heard_s + options.idle_timeout_s
+        return (kind, limit_s) if limit_s < total_s else ("total_timeout", total_s)
+
+    def cancel(self, code: str, detail: str = "") -> None:
+        """End the stream from our side and close its socket; `code` is a key of `outcome.CODES`."""
+        self.fail(code, detail)
+
+    def fail(self, kind: str, detail: str) -> None:
+        """End the stream with a failure, a code or a name of `outcome.FAIL_KINDS`, unless it is done."""
+        if self._phase == DONE:
+            return
+        if self.send_at is not None and kind in CODES and CODES[kind].status == "unsent":
+            kind = "CL-CANCEL"
+        self._gate.stop(Stopped(kind, detail))
+        self.reader.fail(kind, time.monotonic(), detail)
+        self._finish()
+
+    def _drop_connection(self) -> None:
+        if self.connection is not None:
+            self.connection.close()
+            self.connection = None
+
+    def _finish(self) -> None:
+        """Give the connection back, build the outcome, tell the owner; nothing may follow it."""
+        self._phase = DONE
+        self._stop_lazy()
+        connection = self.connection
+        if connection is not None:
+            self.connection = None
+            if self.reader.complete and self.reader.keep_alive and connection.reusable and not connection.ended:
+                connection.watcher.stop()
+                self._transport.pool.give(connection, time.monotonic())
+            else:
+                connection.close()
+        self._transport.forget(self)
+        self.outcome = self._outcome()
+        self.on_done(self.outcome)
+
+    def _outcome(self) -> Outcome:
+        """The reader's part and ours: connection, clock, lag."""
+        outcome = self.reader.outcome()
+        outcome.send_at = self.send_at
+        outcome.connection = self._connection_kind
+        outcome.dns_s, outcome.connect_s, outcome.tls_s = self._dns_s, self._connect_s, self._tls_s
+        if self._answer_reads:
+            outcome.clock = "kernel" if self._user_reads == 0 else "user"
+            outcome.read_mode = "lazy" if self.was_lazy else "prompt"
+            outcome.reader_lag_s = self._lag_ns * 1e-9 if self._user_reads == 0 else None
+        if self._retried:
+            outcome.flags.add("retried")
+        return outcome

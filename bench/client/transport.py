@@ -1,0 +1,369 @@
+"""The gevent transport: sends requests and reads streams of answers for one worker process.
+
+Input: an endpoint, `TransportOptions`, an API key; per request a body and a callback.
+Output: one `Outcome` per request through `on_done`; `TransportStats`.
+Does not: decide when to send, build bodies, follow redirects, or judge.
+
+1. `send` blocks its greenlet only while it connects and writes; answers are read in callbacks of the hub.
+2. Lazy reading: after its first output a stream is left alone and drained every `drain_interval_s` in one pass over
+   all of them. The time of a drained read is the kernel's stamp of its newest segment, so the end of an answer is
+   exact; what came before in the same read has no time of its own, and its last output may be older than the stamp
+   by at most the drain interval (in practice by the gap between the last token and the end of the answer).
+3. One timer drains, one looks at the time limits; there is no timer per stream.
+4. Made and used in one process and thread, after any fork.
+Wire-level reasons: docs/metrics.md.
+"""
+from __future__ import annotations
+
+import ssl
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import gevent
+
+from bench.client.answer import AnswerOptions, AnswerReader
+from bench.client.dialing import Dialer, Gate, Proxy, Stopped
+from bench.client.endpoint import Endpoint
+from bench.client.errors import ChannelError
+from bench.client.kernel_time import KernelClock, stamps_supported
+from bench.client.loop_lag import LoopLag
+from bench.client.outcome import Outcome
+from bench.client.pool import IdlePool
+from bench.client.sockets import Connection, tls_context
+from bench.client.stream import Stream
+
+# How exact the time limits are.
+TICK_S = 0.05
+# Streams drained before the hub gets its turn: about 1 ms, so that a pass over thousands delays no send.
+DRAIN_SLICE = 50
+
+
+@dataclass(frozen=True, slots=True)
+class TransportOptions:
+    """Settings of the transport; times in seconds."""
+
+    read: str = "auto"
+    drain_interval_s: float = 0.1
+    connect_timeout_s: float = 10.0
+    first_token_timeout_s: float = 60.0
+    idle_timeout_s: float = 30.0
+    total_timeout_s: float = 600.0
+    idle_reuse_s: float = 4.0
+    max_idle: int = 20_000
+    dns_cache_s: float = 30.0
+    receive_buffer_bytes: int | None = 262_144
+    proxy: str | None = None
+    ca_file: str | None = None
+    tls_verify: bool = True
+    extra_headers: tuple[tuple[str, str], ...] = ()
+    path: str = "/chat/completions"
+    answer: AnswerOptions | None = None
+
+
+@dataclass(slots=True)
+class Counts:
+    """What the transport has done since it was made."""
+
+    sent: int = 0
+    done: int = 0
+    opened: int = 0
+    reused: int = 0
+    retried: int = 0
+    drains: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TransportStats:
+    """Counters since the start; loop lag and drain time since the last reset."""
+
+    in_flight: int
+    lazy_streams: int
+    idle_connections: int
+    sent: int
+    done: int
+    opened: int
+    reused: int
+    retried: int
+    found_dead: int
+    clock_steps: int
+    read_mode: str
+    clock: str
+    drains: int
+    drain_max_s: float
+    loop_lag_p50_s: float | None
+    loop_lag_p99_s: float | None
+    loop_lag_max_s: float
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields by name."""
+        return asdict(self)
+
+
+class Transport:
+    """Connections to one service and the streams on them."""
+
+    def __init__(self, endpoint: Endpoint, options: TransportOptions | None = None, api_key: str | None = None) -> None:
+        self.hub = gevent.get_hub()
+        self.endpoint = endpoint
+        self.options = options = options or TransportOptions()
+        self.counts = Counts()
+        self.clock = KernelClock()
+        self.lag = LoopLag(self.hub)
+        self.pool = IdlePool(options.idle_reuse_s, options.max_idle)
+        self.lazy_streams: dict[Stream, None] = {}
+        self.kernel_stamps = stamps_supported()
+        self.lazy_reading = options.read != "prompt" and self.kernel_stamps
+        self._streams: dict[Stream, None] = {}
+        self._buckets: dict[int, set[Stream]] = {}
+        self._tick_at = int(time.monotonic() / TICK_S)
+        self._drain_queue: list[Stream] = []
+        self._drain_started_s = 0.0
+        self._drain_max_s = 0.0
+        self._drain_timer = self.hub.loop.timer(options.drain_interval_s, options.drain_interval_s)
+        self._draining = False
+        self._limit_timer = self.hub.loop.timer(TICK_S, TICK_S)
+        self._limiting = False
+        self._pool_timer = self.hub.loop.timer(1.0, 1.0, ref=False)
+        self._pool_timer.start(self._expire_idle)
+        self._closed = False
+        proxy = _proxy(options.proxy)
+        self._dialer = Dialer(
+            self.hub, endpoint.host.strip("[]"), endpoint.port, context=_context(endpoint, options), proxy=proxy,
+            receive_buffer_bytes=options.receive_buffer_bytes, dns_cache_s=options.dns_cache_s)
+        self._absolute = proxy is not None and endpoint.scheme == "http"
+        self._fields = _fields(endpoint, options, api_key)
+        if self._absolute and proxy is not None:
+            self._fields += proxy.authorization
+        self._secrets = (api_key,) if api_key else ()
+
+    @property
+    def in_flight(self) -> int:
+        """Streams between the call of `send` and their `on_done`."""
+        return len(self._streams)
+
+    def send(self, body: bytes, *, request_id: str, prompt_read: bool = False, pinned_tokens: int | None = None,
+             on_done: Callable[[Outcome], None], method: str = "POST", path: str | None = None,
+             answer: AnswerOptions | None = None) -> Stream:
+        """Send one request from this greenlet; returns when it is written or has failed.
+
+        on_done: called exactly once, in the hub or in this greenlet; must be cheap and must not block.
+        prompt_read: read this answer promptly to its end (the sampled share), whatever `options.read` says.
+        """
+        request = self.request(body, request_id=request_id, method=method, path=path)
+
+        def reader() -> AnswerReader:
+            return self._reader(answer, pinned_tokens, method)
+
+        stream = Stream(self, request, reader, request_id=request_id, on_done=on_done,
+                        prompt_read=prompt_read or not self.lazy_reading)
+        self._streams[stream] = None
+        self.counts.sent += 1
+        if self._closed:
+            stream.fail("CL-STOP", "the transport is closed")
+            return stream
+        self._watch(stream, time.monotonic())
+        stream.run()
+        return stream
+
+    def request(self, body: bytes, *, request_id: str, method: str = "POST", path: str | None = None) -> bytes:
+        """The bytes of one request."""
+        path = self.options.path if path is None else path
+        target = self.endpoint.url(path) if self._absolute else self.endpoint.target(path)
+        return b"".join((f"{method} {target} HTTP/1.1\r\n".encode("ascii"), self._fields,
+                         f"x-request-id: {request_id}\r\nContent-Length: {len(body)}\r\n\r\n".encode("ascii"), body))
+
+    def cancel_all(self, code: str) -> None:
+        """End every stream with this code and close its socket."""
+        for stream in list(self._streams):
+            self._guarded(stream.cancel, code)
+
+    def prewarm(self, n: int, timeout_s: float | None = None) -> int:
+        """Open up to n connections into the pool; returns how many opened. They age like all kept ones."""
+        limit_s = self.options.connect_timeout_s if timeout_s is None else timeout_s
+        opened = 0
+
+        def one() -> None:
+            nonlocal opened
+            gate = Gate(self.hub)
+            timer = gevent.spawn_later(limit_s, gate.stop, Stopped("connect_timeout"))
+            try:
+                connection = self._dialer.open(gate)
+            except Stopped:
+                return
+            finally:
+                timer.kill(block=False)
+            self.counts.opened += 1
+            self.pool.give(connection, time.monotonic())
+            opened += 1
+
+        gevent.joinall([gevent.spawn(one) for _ in range(n)])
+        return opened
+
+    def stats(self, *, reset: bool = False) -> TransportStats:
+        """What has happened; `reset` starts loop lag and drain time anew (once per stage)."""
+        counts, lag = self.counts, self.lag.histogram
+        stats = TransportStats(
+            in_flight=len(self._streams), lazy_streams=len(self.lazy_streams), idle_connections=len(self.pool),
+            sent=counts.sent, done=counts.done, opened=counts.opened, reused=counts.reused, retried=counts.retried,
+            found_dead=self.pool.found_dead, clock_steps=self.clock.steps,
+            read_mode="lazy" if self.lazy_reading else "prompt", clock="kernel" if self.kernel_stamps else "user",
+            drains=counts.drains, drain_max_s=self._drain_max_s, loop_lag_p50_s=lag.percentile_s(0.5),
+            loop_lag_p99_s=lag.percentile_s(0.99), loop_lag_max_s=lag.max_s)
+        if reset:
+            lag.reset()
+            self._drain_max_s = 0.0
+        return stats
+
+    def close(self) -> None:
+        """End what is open (`CL-STOP` or `CL-CANCEL`), close the idle connections, stop the timers."""
+        if self._closed:
+            return
+        self._closed = True
+        self.cancel_all("CL-STOP")
+        self.pool.close()
+        self.lag.close()
+        for timer in (self._drain_timer, self._limit_timer, self._pool_timer):
+            timer.stop()
+            timer.close()
+
+    def _reader(self, answer: AnswerOptions | None, pinned_tokens: int | None, method: str) -> AnswerReader:
+        return AnswerReader(answer)
+
+    # For the streams.
+
+    def connect(self, gate: Gate, *, fresh: bool) -> Connection:
+        """A kept connection, or a new one; raises Stopped."""
+        if not fresh:
+            connection = self.pool.take(time.monotonic())
+            if connection is not None:
+                self.counts.reused += 1
+                return connection
+        connection = self._dialer.open(gate)
+        self.counts.opened += 1
+        return connection
+
+    def forget(self, stream: Stream) -> None:
+        """The stream is done."""
+        self.counts.done += 1
+        self._streams.pop(stream, None)
+        bucket = self._buckets.get(stream.bucket)
+        if bucket is not None:
+            bucket.discard(stream)
+        if not self._streams and self._limiting:
+            self._limiting = False
+            self._limit_timer.stop()
+
+    def start_lazy(self, stream: Stream) -> None:
+        """Leave the stream to the drain from now on."""
+        self.lazy_streams[stream] = None
+        if not self._draining:
+            self._draining = True
+            self._drain_timer.again(self._drain)
+
+    # Time limits: streams wait in buckets of one tick; a bucket that is due is looked at once.
+
+    def _watch(self, stream: Stream, now_s: float) -> None:
+        if not self._limiting:
+            self._limiting = True
+            self._tick_at = int(now_s / TICK_S)
+            self._limit_timer.again(self._check_limits)
+        self._put(stream, stream.check(now_s))
+
+    def _put(self, stream: Stream, look_s: float | None) -> None:
+        if look_s is None:
+            return
+        stream.bucket = max(int(look_s / TICK_S) + 1, self._tick_at + 1)
+        self._buckets.setdefault(stream.bucket, set()).add(stream)
+
+    def _check_limits(self) -> None:
+        now_s = time.monotonic()
+        now_tick = int(now_s / TICK_S)
+        while self._tick_at < now_tick:
+            self._tick_at += 1
+            for stream in self._buckets.pop(self._tick_at, ()):
+                self._guarded(self._look, stream, now_s)
+
+    def _look(self, stream: Stream, now_s: float) -> None:
+        self._put(stream, stream.check(now_s))
+
+    # Draining.
+
+    def _drain(self) -> None:
+        """Start a pass over all lazy streams, unless one is still under way."""
+        if self._drain_queue:
+            return
+        if not self.lazy_streams:
+            self._draining = False
+            self._drain_timer.stop()
+            return
+        self._drain_queue = list(self.lazy_streams)
+        self._drain_started_s = time.monotonic()
+        self._drain_slice()
+
+    def _drain_slice(self) -> None:
+        queue = self._drain_queue
+        for stream in queue[-DRAIN_SLICE:]:
+            if stream.lazy:
+                try:
+                    stream.drain()
+                except Exception:
+                    self.hub.handle_error(stream, *sys.exc_info())
+        del queue[-DRAIN_SLICE:]
+        if queue:
+            self.hub.loop.run_callback(self._drain_slice)
+        else:
+            self.counts.drains += 1
+            self._drain_max_s = max(self._drain_max_s, time.monotonic() - self._drain_started_s)
+
+    def _expire_idle(self) -> None:
+        self.pool.expire(time.monotonic())
+
+    def _guarded(self, call: Callable[..., Any], *arguments: Any) -> None:
+        """A fault in one stream (its callback) must not keep the others waiting."""
+        try:
+            call(*arguments)
+        except Exception:
+            self.hub.handle_error(call, *sys.exc_info())
+
+
+def _proxy(url: str | None) -> Proxy | None:
+    if not url:
+        return None
+    try:
+        return Proxy(url)
+    except ValueError as error:
+        raise ChannelError("CH-PROXY", str(error), "set target.proxy to http://HOST:PORT") from None
+
+
+def _context(endpoint: Endpoint, options: TransportOptions) -> ssl.SSLContext | None:
+    if endpoint.scheme != "https":
+        return None
+    try:
+        return tls_context(options.ca_file, options.tls_verify)
+    except (OSError, ssl.SSLError) as error:
+        raise ChannelError("CH-TLS", f"target.ca_file cannot be used: {error}", "give a PEM file") from None
+
+
+def _fields(endpoint: Endpoint, options: TransportOptions, api_key: str | None) -> bytes:
+    """Header fields that are the same for every request."""
+    host = endpoint.host if ":" not in endpoint.host.strip("[]") else f"[{endpoint.host.strip('[]')}]"
+    if endpoint.port != {"http": 80, "https": 443}[endpoint.scheme]:
+        host = f"{host}:{endpoint.port}"
+    fields = {"host": ("Host", host), "user-agent": ("User-Agent", "scheduler-bench"),
+              "accept": ("Accept", "text/event-stream, application/json"),
+              "accept-encoding": ("Accept-Encoding", "identity"),
+              "content-type": ("Content-Type", "application/json")}
+    if api_key:
+        fields["authorization"] = ("Authorization", f"Bearer {api_key}")
+    for name, value in options.extra_headers:
+        fields[name.lower()] = (name, value)
+    lines = []
+    for name, value in fields.values():
+        if any(c in "\r\n\0" for c in name + value) or not name or ":" in name or not value.isascii():
+            code = "CH-KEY-FORM" if name == "Authorization" else "CH-URL"
+            raise ChannelError(code, f"the header {name!r} cannot be sent", "remove line breaks and non-ASCII text")
+        lines.append(f"{name}: {value}\r\n".encode("ascii"))
+    return b"".join(lines)
