@@ -1,0 +1,171 @@
+"""All replicas of one engine process: routes requests to real-time drivers and their tokens to streams.
+
+Input: accepted `Stream`s; step results of the cores. Output: tokens on streams; ended records through `on_end`.
+Does not: know HTTP, or decide scheduling.
+"""
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+from engine.http_api import Call
+from engine.http_driver import Lateness, RealTimeDriver
+from engine.http_stream import Stream
+from engine.metrics import EngineMetrics
+from engine.request import Request, mix64, predict_tokens, sample_tokens
+from engine.scheduler import Core, Reject
+from engine.settings import EngineConfig
+
+
+class Fleet:
+    """The replicas behind one address."""
+
+    def __init__(self, config: EngineConfig, *, output_mu: float, output_sigma: float) -> None:
+        self.config = config
+        self.on_end: Callable[[Stream, dict[str, Any]], None] = lambda stream, record: None
+        self._mu, self._sigma = output_mu, output_sigma
+        self._salt = mix64(config.seed)
+        self.metrics = [EngineMetrics(config.max_model_len) for _ in range(config.replicas)]
+        self.drivers = [RealTimeDriver(Core(config, config.seed + index), self._sink)
+                        for index in range(config.replicas)]
+        self._index = {id(driver): index for index, driver in enumerate(self.drivers)}
+        self._next = 0
+
+    # --- requests ----------------------------------------------------------------------------------------------
+
+    def submit(self, stream: Stream) -> tuple[int, str, str, float | None] | None:
+        """Give a request to a replica; None, or why it was refused: (status, reason, message, retry after s)."""
+        now_s = stream.received_s
+        request = self._request(stream)
+        index = self._route(request, now_s)
+        driver, metrics = self.drivers[index], self.metrics[index]
+        stream.attach(driver, metrics, index)
+        stream.core_request = request
+        request.user = stream
+        answer = driver.submit(request, now_s)
+        if isinstance(answer, Reject):
+            metrics.rejections[answer.reason] += 1
+            message = f"refused by admission control: {answer.reason}"
+            return answer.http_status, answer.reason, message, getattr(answer, "retry_after_s", None)
+        stream.queued_s = now_s
+        stream.on_release = self._complete
+        stream.open()
+        return None
+
+    def _request(self, stream: Stream) -> Request:
+        """The core's view of a call."""
+        call = stream.call
+        key = mix64(int.from_bytes(call.digest, "little") ^ self._salt)
+        if call.ignore_eos:
+            output = stream.max_tokens
+        else:
+            sampled = sample_tokens(key, self._mu, self._sigma, stream.max_tokens)
+            output = min(stream.max_tokens, max(sampled, call.min_tokens))
+        return Request(
+            stream.request_id, stream.received_s, call.prompt_tokens, stream.max_tokens, output,
+            tenant=call.tenant or "", request_class=call.request_class or "", priority=call.priority,
+            prefix_hashes=prompt_hashes(call, self.config.block_size) if self.config.prefix_caching else (),
+            predicted_tokens=predict_tokens(output, key, self.config.prediction_sigma))
+
+    def _route(self, request: Request, now_s: float) -> int:
+        if len(self.drivers) == 1:
+            return 0
+        index = self._next % len(self.drivers)
+        self._next += 1
+        return index
+
+    def leave(self, stream: Stream) -> None:
+        """The client of a stream is gone: abort its request."""
+        if stream.closed:
+            return
+        now_s = time.monotonic()
+        if stream.pending is None:
+            stream.driver.abort(stream.request_id, now_s)
+        if not stream.closed:  # the abort may have run the step that ended it
+            self._end(stream, "aborted", "abort", now_s, "abort")
+
+    # --- steps -------------------------------------------------------------------------------------------------
+
+    def _sink(self, driver: RealTimeDriver, plan: Any, result: Any, end_s: float) -> None:
+        """Send the tokens of one step."""
+        emitted = 0
+        for request in result.tokens:
+            emitted += 1
+            stream = request.user
+            reason = request.finish_reason
+            stream.tokens(1, reason)
+            if reason is not None:
+                stream.pending = reason
+                if stream.held is None:
+                    self._complete(stream, reason)
+            if stream.broken and not stream.closed:
+                if reason is None:
+                    driver.core.abort(request.request_id, end_s)
+                stream.end_broken()
+                self._end(stream, "fault", stream.fault.kind, time.monotonic(), "error")
+        self.metrics[self._index[id(driver)]].step(plan.tokens, emitted, len(result.preempted))
+
+    def _complete(self, stream: Stream, reason: str) -> None:
+        """The answer is whole: end it."""
+        if stream.broken or stream.closed:
+            return
+        stream.finish(reason)
+        self._end(stream, "ok", reason, time.monotonic(), reason)
+
+    def _end(self, stream: Stream, outcome: str, reason: str, done_s: float, finished: str) -> None:
+        stream.closed = True
+        request = stream.core_request
+        stream.scheduled_s = request.scheduled_s
+        record = stream.record(outcome, reason, 200, done_s, request.preemptions)
+        stream.metrics.request(record, finished, stream.max_tokens)
+        request.user = stream.core_request = None
+        self.on_end(stream, record)
+
+    # --- figures -----------------------------------------------------------------------------------------------
+
+    def metric_rows(self) -> list[tuple[EngineMetrics, dict[str, Any]]]:
+        """Metrics and gauges of each replica."""
+        rows = []
+        for driver, metrics in zip(self.drivers, self.metrics, strict=True):
+            state = driver.core.snapshot()
+            rows.append((metrics, {"running": state["running"], "waiting": state["waiting"], "deferred": 0,
+                                   "kv_usage": state["kv_usage"]}))
+        return rows
+
+    def snapshots(self) -> list[dict[str, Any]]:
+        """The core's own view of each replica."""
+        return [driver.core.snapshot() for driver in self.drivers]
+
+    def lateness(self) -> dict[str, Any]:
+        """Lateness over all replicas."""
+        whole = Lateness()
+        for driver in self.drivers:
+            whole.merge(driver.lateness)
+        return whole.stats()
+
+    def reset_lateness(self) -> None:
+        """Start judging anew."""
+        for driver in self.drivers:
+            driver.lateness.reset()
+
+    def steps(self) -> int:
+        """Steps of all replicas since the start."""
+        return sum(driver.steps for driver in self.drivers)
+
+    def decision_total_s(self) -> float:
+        """Scheduler CPU seconds since the start."""
+        return sum(driver.decision_total_s for driver in self.drivers)
+
+
+def prompt_hashes(call: Call, block_size: int) -> tuple[int, ...]:
+    """A hash for each full block of the prompt that includes all words before it."""
+    words = call.text.split()
+    hashes = []
+    previous = b""
+    for start in range(0, len(words) - block_size + 1, block_size):
+        text = " ".join(words[start: start + block_size]).encode()
+        previous = hashlib.blake2b(previous + text, digest_size=8).digest()
+        hashes.append(int.from_bytes(previous, "little"))
+    return tuple(hashes)

@@ -1,0 +1,119 @@
+"""`python -m engine.serve`: the embedded engine as a process of its own.
+
+Input: a config file; options. Output: one line `READY http://HOST:PORT` on standard output when it accepts, then
+only answers over HTTP; problems go to standard error. Exit codes: 0 after SIGTERM, SIGINT or the parent's end, 2 for
+a bad config or option, 3 when it cannot listen.
+Does not: daemonise, write files, or listen on other addresses than 127.0.0.1 unless told.
+"""
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from pathlib import Path
+
+from bench.config.errors import ConfigError
+from bench.config import load_config
+from engine.http_app import App
+from engine.http_fleet import Fleet
+from engine.http_loop import new_event_loop, tune_process
+from engine.http_server import Server
+from engine.settings import EngineConfig
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+DEFAULT_MODEL = "embedded-engine"
+
+
+def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
+    """The options of the command line."""
+    parser = argparse.ArgumentParser(prog="python -m engine.serve", description="Serve the embedded engine over HTTP.")
+    parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="config file (JSON or YAML)")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
+    parser.add_argument("--port", type=int, default=0, help="port; 0 lets the system choose (default)")
+    parser.add_argument("--api-key-file", type=Path, metavar="F", help="ask for this key on /v1 routes")
+    parser.add_argument("--parent-pid", type=int, metavar="P", help="exit when process P is gone")
+    parser.add_argument("--keep-alive-s", type=float, default=5.0, help="idle connections close after this (default 5)")
+    return parser.parse_args(arguments)
+
+
+async def watch_parent(pid: int, stop: asyncio.Event) -> None:
+    """Set `stop` when process `pid` has ended (also while it is a zombie)."""
+    if hasattr(os, "pidfd_open"):
+        try:
+            descriptor = os.pidfd_open(pid)
+        except ProcessLookupError:
+            stop.set()
+            return
+        except OSError:
+            descriptor = -1
+        if descriptor >= 0:
+            asyncio.get_running_loop().add_reader(descriptor, stop.set)
+            return
+    while not stop.is_set():
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            stop.set()
+        except PermissionError:
+            pass
+        await asyncio.sleep(0.5)
+
+
+async def serve(app: App, options: argparse.Namespace) -> int:
+    """Run until a signal or the parent's end; returns the exit code."""
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    server = Server(app, keep_alive_s=options.keep_alive_s)
+    try:
+        port = await server.start(options.host, options.port)
+    except OSError as problem:
+        print(f"engine: cannot listen on {options.host}:{options.port}: {problem.strerror or problem}; "
+              "choose another --port, or 0", file=sys.stderr)
+        return 3
+    watcher = None
+    if options.parent_pid is not None:
+        watcher = loop.create_task(watch_parent(options.parent_pid, stop))
+    host = f"[{options.host}]" if ":" in options.host else options.host
+    with contextlib.suppress(BrokenPipeError):
+        print(f"READY http://{host}:{port}", flush=True)
+    await stop.wait()
+    if watcher is not None:
+        watcher.cancel()
+    server.stop()
+    await asyncio.sleep(0)
+    return 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Start the engine; returns the exit code."""
+    options = parse_arguments(arguments)
+    try:
+        config = load_config(options.config).config
+        settings = EngineConfig.from_config(config)
+        key = None
+        if options.api_key_file is not None:
+            key = options.api_key_file.read_bytes().strip()
+            if not key:
+                raise ValueError(f"{options.api_key_file} is empty; write the key into it")
+    except (ConfigError, ValueError, OSError) as problem:
+        print(f"engine: {problem}", file=sys.stderr)
+        return 2
+
+    async def run() -> int:
+        fleet = Fleet(settings, output_mu=config.loadgen.output_len_mu, output_sigma=config.loadgen.output_len_sigma)
+        app = App(fleet, model=config.model or DEFAULT_MODEL, api_key=key,
+                  guard_debug=key is not None and options.host not in LOOPBACK)
+        tune_process()
+        return await serve(app, options)
+
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        return runner.run(run())
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
