@@ -1,1 +1,1 @@
-
+"""Load shapes: each walks one plan, stage by stage."""

@@ -1,0 +1,474 @@
+"""One whole job: checks, engine, preflight, Locust, analysis, report, verdict.
+
+Input: options of `bench run` or `bench demo`. Output: an exit code; the run folder.
+Does not: send load (Locust does, as a process of its own) or judge (the analysis does).
+
+1. Nothing that this starts outlives it: engine and Locust are ended on every way out.
+2. Ctrl-C reaches Locust once per press; the report is written all the same.
+3. Only the run folder holds output files; the last line on the console names the report.
+"""
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+
+PROJECT = Path(__file__).resolve().parents[2]
+EXIT_USAGE, EXIT_CHANNEL, EXIT_INVALID, EXIT_INTERRUPTED = 2, 3, 4, 130
+# Locust gets this long after its last stage to write its files; it needs about a second.
+LOCUST_END_S = 60.0
+
+
+@dataclass
+class JobOptions:
+    """What the command line said."""
+
+    config: Path
+    shape: str = "sweep"
+    run_dir: Path | None = None
+    qps: str = ""
+    stage_duration_s: float = 0.0
+    repeats: int = 0
+    seed: int = 0
+    processes: int = 0
+    base_url: str = ""
+    model: str = ""
+    users: int = 0  # closed loop with this concurrency; 0 = open loop
+    lang: str = "en"
+    preflight: bool = True
+    quiet: bool = False
+    as_json: bool = False
+    command: list[str] = field(default_factory=list)
+
+
+class JobError(Exception):
+    """The job cannot go on; `exit_code` says whose fault it is."""
+
+    def __init__(self, text: str, exit_code: int) -> None:
+        super().__init__(text)
+        self.exit_code = exit_code
+
+
+def run_job(options: JobOptions) -> int:
+    """The exit code of one job, after everything it made is in its run folder."""
+    say = _Console(options)
+    try:
+        return _run(options, say)
+    except JobError as error:
+        say.error(str(error))
+        return error.exit_code
+
+
+def _run(options: JobOptions, say: _Console) -> int:
+    resolved = _load(options, say)
+    plan = _plan(options, resolved)
+    _refuse_over_limits(resolved, plan)
+    run_dir = _make_run_dir(options)
+    with _engine(options, resolved, run_dir, say) as base_url:
+        environment = _environment(options, base_url, run_dir, resolved)
+        if base_url:
+            resolved = _load(options, say, base_url=base_url, quiet=True)
+        if options.preflight:
+            _preflight(resolved, run_dir, environment, say)
+        code = _locust(options, resolved, plan, run_dir, environment, say)
+    return _finish(options, run_dir, code, say)
+
+
+# -- before the load ------------------------------------------------------------------
+
+
+def _load(options: JobOptions, say: _Console, *, base_url: str = "", quiet: bool = False) -> Any:
+    from bench.config import ConfigError, load_config
+
+    overrides: dict[str, Any] = {}
+    if base_url or options.base_url:
+        overrides["base_url"] = base_url or options.base_url
+    if options.model:
+        overrides["model"] = options.model
+    try:
+        resolved = load_config(options.config, overrides=overrides)
+    except ConfigError as error:
+        raise JobError(str(error), EXIT_USAGE) from None
+    if not quiet:
+        for problem in resolved.warnings:
+            say.note(f"note: {problem.text()}")
+    return resolved
+
+
+def _plan(options: JobOptions, resolved: Any) -> Any:
+    from bench.workload.plan import PlanError, build_plan
+
+    try:
+        rates = [float(part) for part in options.qps.split(",") if part.strip()] or None
+    except ValueError:
+        raise JobError(f"--qps is {options.qps!r}; positive numbers with commas, such as 5,10,15", EXIT_USAGE) from None
+    try:
+        return build_plan(
+            resolved.config,
+            "single" if options.users else options.shape,
+            qps=rates,
+            duration_s=options.stage_duration_s or None,
+            repeats=options.repeats or None,
+            seed=options.seed or None,
+        )
+    except (PlanError, ValueError) as error:
+        raise JobError(str(error), EXIT_USAGE) from None
+
+
+def _refuse_over_limits(resolved: Any, plan: Any) -> None:
+    from bench.config.checks import limit_problems
+    from bench.workload.expect import expect_plan
+
+    problems = limit_problems(resolved.config, expect_plan(plan))
+    if problems:
+        raise JobError("\n".join(problem.text() for problem in problems), EXIT_USAGE)
+
+
+def _make_run_dir(options: JobOptions) -> Path:
+    """A new folder for the run; raises JobError when it cannot be written or holds another run."""
+    started = datetime.datetime.now(datetime.UTC)
+    path = options.run_dir or Path("runs") / f"{started:%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if (path / "requests.csv").exists():
+            raise JobError(f"{path}: holds a run already; give --run-dir another folder", EXIT_USAGE)
+        probe = path / "log.txt"
+        with probe.open("a", encoding="utf-8"):
+            pass
+    except OSError as error:
+        raise JobError(
+            f"{path}: cannot be written: {error.strerror}; give --run-dir a folder that can", EXIT_USAGE
+        ) from None
+    return path
+
+
+@contextmanager
+def _engine(options: JobOptions, resolved: Any, run_dir: Path, say: _Console) -> Iterator[str]:
+    """The embedded engine's address while it lives; empty when the config names a service."""
+    if not resolved.config.engine.embedded or options.base_url:
+        yield ""
+        return
+    from bench.commands.engine_process import start_engine
+
+    say.note("starting the embedded engine (a simulated GPU behind a real HTTP server)")
+    try:
+        engine = start_engine(options.config, log_path=run_dir / "engine.log")
+    except (OSError, RuntimeError, TimeoutError) as error:
+        raise JobError(f"the embedded engine did not start: {error}; see {run_dir / 'engine.log'}", EXIT_CHANNEL) from None
+    try:
+        yield engine.base_url
+    finally:
+        _keep_truth(engine.base_url, run_dir)
+        engine.stop()
+
+
+def _keep_truth(base_url: str, run_dir: Path) -> None:
+    """Keep the engine's own record of every request beside the ledger."""
+    import urllib.error
+    import urllib.request
+
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(base_url + "/debug/requests", timeout=10) as answer:
+            (run_dir / "engine_requests.ndjson").write_bytes(answer.read())
+        with opener.open(base_url + "/debug/state", timeout=10) as answer:
+            (run_dir / "engine_state.json").write_bytes(answer.read())
+    except (OSError, urllib.error.URLError):
+        return  # the engine died or was never whole; the ledger stands on its own
+
+
+def _environment(options: JobOptions, base_url: str, run_dir: Path, resolved: Any) -> dict[str, str]:
+    environment = dict(os.environ)
+    environment.update(
+        BENCH_CONFIG=str(options.config),
+        BENCH_RUN_DIR=str(run_dir),
+        BENCH_RUN_ID=run_dir.name,
+        BENCH_PROGRESS="1",
+        BENCH_PARENT_PID=str(os.getpid()),
+        BENCH_COMMAND=json.dumps(options.command or ["bench", *sys.argv[1:]]),
+        PYTHONUNBUFFERED="1",
+    )
+    if base_url or options.base_url:
+        environment["BENCH_TARGET_URL"] = base_url or options.base_url
+    if options.model:
+        environment["BENCH_TARGET_MODEL"] = options.model
+    return environment
+
+
+def _preflight(resolved: Any, run_dir: Path, environment: dict[str, str], say: _Console) -> None:
+    from bench.client.preflight import run_preflight
+    from bench.config import api_key
+
+    report = run_preflight(resolved, api_key(resolved.config))
+    record = run_dir / "preflight.json"
+    record.write_text(json.dumps(report.to_dict(), ensure_ascii=False, indent=1), encoding="utf-8")
+    environment["BENCH_PREFLIGHT"] = str(record)
+    say.note(f"preflight: {report.sentence}")
+    if not report.ok:
+        raise JobError(report.next_step, EXIT_CHANNEL)
+
+
+# -- the load -----------------------------------------------------------------------------
+
+
+def locust_command(options: JobOptions, processes: int) -> list[str]:
+    """The Locust command of this job; it works by hand too."""
+    files = PROJECT / "locustfiles" / ("closed_loop.py" if options.users else "chat.py")
+    parts = [str(files)]
+    if not options.users:
+        parts.append(str(PROJECT / "shapes" / f"{options.shape}.py"))
+    command = [sys.executable, "-m", "locust", "-f", ",".join(parts), "--headless", "--only-summary"]
+    if options.qps:
+        command += ["--offered-qps" if options.shape == "single" else "--qps-stages", options.qps]
+    if options.stage_duration_s:
+        command += ["--stage-duration", f"{options.stage_duration_s:g}"]
+    if options.repeats:
+        command += ["--stage-repeats", str(options.repeats)]
+    if options.seed:
+        command += ["--plan-seed", str(options.seed)]
+    if options.users:
+        command += ["-u", str(options.users), "-r", str(options.users)]
+    if processes > 1:
+        port = str(_free_port())
+        command += ["--processes", str(processes), "--master-bind-host", "127.0.0.1", "--master-bind-port", port]
+        command += ["--master-host", "127.0.0.1", "--master-port", port]
+    return command
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _locust(options: JobOptions, resolved: Any, plan: Any, run_dir: Path, environment: dict[str, str], say: _Console) -> int:
+    """Locust's exit code; its console goes to log.txt, its progress to ours."""
+    processes = options.processes or resolved.config.sweep.processes
+    command = locust_command(options, processes)
+    say.note("running: " + " ".join(_shown(part) for part in command))
+    say.plan(plan)
+    with (run_dir / "log.txt").open("a", encoding="utf-8") as log:
+        process = subprocess.Popen(
+            command,
+            cwd=Path.cwd(),
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # Ctrl-C comes to us alone; we pass it on
+        )
+        with _pass_signals(process, say):
+            assert process.stdout is not None
+            for line in process.stdout:
+                if line.startswith("@bench "):
+                    say.progress(json.loads(line[7:]))
+                else:
+                    log.write(line)
+            try:
+                return process.wait(timeout=LOCUST_END_S)
+            except subprocess.TimeoutExpired:
+                _kill_group(process)
+                return EXIT_INVALID
+            finally:
+                say.close()
+
+
+@contextmanager
+def _pass_signals(process: subprocess.Popen[str], say: _Console) -> Iterator[None]:
+    """Hand Ctrl-C and SIGTERM to Locust: first stop and drain, then give up what is open, then end."""
+    hits = 0
+
+    def handle(_signum: int, _frame: Any) -> None:
+        nonlocal hits
+        hits += 1
+        if hits == 1:
+            say.note("interrupted: no more arrivals; waiting for open answers (Ctrl-C again gives them up)")
+        if hits > 2:
+            _kill_group(process)
+        elif process.poll() is None:
+            os.kill(process.pid, signal.SIGINT)
+
+    before = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if process.poll() is None:
+            _kill_group(process)
+
+
+def _kill_group(process: subprocess.Popen[str]) -> None:
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+    threading.Thread(target=process.wait, daemon=True).start()
+
+
+# -- after the load --------------------------------------------------------------------------
+
+
+def _finish(options: JobOptions, run_dir: Path, locust_code: int, say: _Console) -> int:
+    if not (run_dir / "requests.csv").exists():
+        tail = _tail(run_dir / "log.txt")
+        raise JobError(f"Locust ended with code {locust_code} before the run began; {run_dir / 'log.txt'} says:\n{tail}",
+                       EXIT_USAGE if locust_code == EXIT_USAGE else EXIT_INVALID)
+    return finish_run(run_dir, lang=options.lang, say=say)
+
+
+def finish_run(run_dir: Path, *, lang: str, say: _Console) -> int:
+    """Analyse a run folder, write the report, print the verdict; the exit code."""
+    from analysis.analyse import write_analysis
+    from reports.write import write_all
+
+    analysis = write_analysis(run_dir)
+    try:
+        files = write_all(run_dir, analysis, lang=lang)
+    except OSError as error:
+        raise JobError(f"{run_dir}: the report cannot be written: {error.strerror}", EXIT_USAGE) from None
+    say.verdict(analysis, run_dir, files)
+    return analysis.verdict.exit_code
+
+
+def _tail(path: Path, lines: int = 12) -> str:
+    try:
+        return "\n".join(path.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
+    except OSError:
+        return "(no log)"
+
+
+def _shown(part: str) -> str:
+    """A part of the command line with the project's own folder left out."""
+    return part.replace(str(PROJECT) + os.sep, "") if part != sys.executable else "python"
+
+
+class _Console:
+    """What a person sees: notes and progress on standard error, the result on standard output."""
+
+    def __init__(self, options: JobOptions) -> None:
+        self.options = options
+        self._progress: Any = None
+        self._task: Any = None
+        self._seconds = 0.0
+        self._ticker: threading.Timer | None = None
+
+    def note(self, text: str) -> None:
+        if not self.options.quiet:
+            self._print(text)
+
+    def error(self, text: str) -> None:
+        self._print("error: " + text)
+
+    def _print(self, text: str) -> None:
+        if self._progress is not None:
+            self._progress.console.print(text, markup=False, highlight=False)
+        else:
+            click.echo(text, err=True)
+
+    def plan(self, plan: Any) -> None:
+        """Show what is ahead; on a terminal, with a bar."""
+        total = sum(stage.duration_s for stage in plan.stages)
+        arrivals = sum(stage.expected_arrivals for stage in plan.stages)
+        self.note(f"plan: {len(plan.stages)} stages, about {arrivals:.0f} arrivals in {total:.0f} s, drains come on top")
+        if self.options.quiet or not sys.stderr.isatty():
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.percentage:3.0f} %"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+        )
+        self._task = self._progress.add_task("starting", total=total)
+        self._progress.start()
+
+    def progress(self, event: dict[str, Any]) -> None:
+        """Show one progress event of Locust's master."""
+        kind = event["event"]
+        if kind == "stage":
+            self._begin_stage(event)
+        elif kind == "drain":
+            self._stop_ticker()
+            if self._progress is not None:
+                self._progress.update(self._task, description=f"stage {event['number']}: draining")
+        elif kind == "staged":
+            self._stop_ticker()
+            counts = ", ".join(f"{n} {status}" for status, n in sorted(event["statuses"].items()))
+            marks = f" [{', '.join(event['marks'])}]" if event["marks"] else ""
+            self.note(f"  {event['name']:<18} {counts or 'no arrivals'}; drained in {event['drain_s']:.1f} s{marks}")
+
+    def _begin_stage(self, event: dict[str, Any]) -> None:
+        if self._progress is not None:
+            text = f"stage {event['number']}/{event['of']}: {event['name']}"
+            self._progress.update(self._task, description=text, completed=self._seconds)
+            self._tick()
+        self._seconds += event["duration_s"]
+
+    def _tick(self) -> None:
+        if self._progress is None:
+            return
+        self._progress.advance(self._task, 0.5)
+        self._ticker = threading.Timer(0.5, self._tick)
+        self._ticker.daemon = True
+        self._ticker.start()
+
+    def _stop_ticker(self) -> None:
+        if self._ticker is not None:
+            self._ticker.cancel()
+
+    def close(self) -> None:
+        """End the bar, if there is one."""
+        self._stop_ticker()
+        if self._progress is not None:
+            progress, self._progress = self._progress, None
+            progress.stop()
+
+    def verdict(self, analysis: Any, run_dir: Path, files: list[Path]) -> None:
+        """Print the result: a line of JSON, or a few plain sentences."""
+        report = run_dir / "report.html"
+        if self.options.as_json:
+            data = {
+                "verdict": analysis.verdict.status,
+                "exit_code": analysis.verdict.exit_code,
+                "sentence": analysis.verdict.sentence,
+                "knee_qps": analysis.capacity.knee_qps,
+                "watermark_qps": [analysis.capacity.watermark_low_qps, analysis.capacity.watermark_high_qps],
+                "run_dir": str(run_dir),
+                "files": [str(path) for path in files],
+            }
+            click.echo(json.dumps(data, ensure_ascii=False))
+            return
+        click.echo(f"\n{analysis.verdict.status}: {analysis.verdict.sentence}")
+        for reason in analysis.verdict.reasons:
+            if reason.severity in ("invalid", "fail"):
+                click.echo(f"  {reason.reason_id}: {reason.text} {reason.next_step}".rstrip())
+        if analysis.capacity.sentence and analysis.verdict.status != "INVALID":
+            click.echo(analysis.capacity.sentence)
+        click.echo(f"report: {report}\n{MEANING[analysis.verdict.status]}")
+
+
+MEANING = {
+    "PASS": "Open the report: the numbers passed their own checks and the SLO holds at the target rate.",
+    "FAIL": "Open the report: the numbers passed their own checks; at the target rate the SLO does not hold.",
+    "INVALID": "Open the report for the reasons: these numbers must not be used; mend the cause and run again.",
+}

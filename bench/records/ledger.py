@@ -1,0 +1,121 @@
+"""Reads and writes the files of a run folder that hold rows: the ledger and its neighbours.
+
+Input: rows as dataclasses. Output: CSV files whose header is the field list.
+Does not: decide what a row says, or compute anything over rows.
+
+1. A file grows by whole lines, so that a killed writer leaves a readable file.
+2. Absent is an empty cell; floats keep nanoseconds; nothing is rounded to ms.
+"""
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+from bench.records.request import FIELD_NAMES, RequestRow
+from bench.records.stage import INFLIGHT_COLUMNS, STAGE_COLUMNS, InflightRow, RunInfo, StageRow
+
+REQUESTS = "requests.csv"
+STAGES = "stages.csv"
+INFLIGHT = "inflight.csv"
+RUN = "run.json"
+
+
+def cell(value: Any) -> str | int:
+    """The CSV cell of one value: empty for None, nine decimals at most for floats."""
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.9f}".rstrip("0").rstrip(".") if abs(value) < 1e12 else repr(value)
+    return value
+
+
+class RowWriter:
+    """Appends dataclass rows to one CSV file, whole lines at a time.
+
+    Raises OSError when the file cannot be made; a failing write later (a full
+    disk) raises OSError too and leaves the lines written so far.
+    """
+
+    def __init__(self, path: Path, columns: Sequence[str]) -> None:
+        self.path = path
+        self.columns = tuple(columns)
+        self.rows = 0
+        self._file: IO[str] = path.open("w", encoding="utf-8", newline="")
+        self._csv = csv.writer(self._file, lineterminator="\n")
+        self._csv.writerow(self.columns)
+        self._file.flush()
+
+    def write(self, rows: Iterable[Any]) -> None:
+        """Append rows and hand them to the operating system."""
+        lines = [[cell(getattr(row, name)) for name in self.columns] for row in rows]
+        self._csv.writerows(lines)
+        self._file.flush()
+        self.rows += len(lines)
+
+    def close(self) -> None:
+        """Write through to the disk and close; safe to call twice."""
+        if not self._file.closed:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+
+    def __enter__(self) -> RowWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+
+def write_requests(path: Path, rows: Iterable[RequestRow]) -> int:
+    """The number of rows written to a new ledger at `path`."""
+    with RowWriter(path, FIELD_NAMES) as writer:
+        writer.write(rows)
+        return writer.rows
+
+
+def write_stages(path: Path, rows: Iterable[StageRow]) -> int:
+    """The number of rows written to a new `stages.csv` at `path`."""
+    with RowWriter(path, STAGE_COLUMNS) as writer:
+        writer.write(rows)
+        return writer.rows
+
+
+def write_inflight(path: Path, rows: Iterable[InflightRow]) -> int:
+    """The number of rows written to a new `inflight.csv` at `path`."""
+    with RowWriter(path, INFLIGHT_COLUMNS) as writer:
+        writer.write(rows)
+        return writer.rows
+
+
+def write_run(path: Path, info: RunInfo) -> None:
+    """Write `run.json` in one step: a reader never sees half of it."""
+    text = json.dumps(dataclasses.asdict(info), ensure_ascii=False, indent=1, default=str)
+    part = path.with_name(path.name + ".part")
+    part.write_text(text + "\n", encoding="utf-8")
+    part.replace(path)
+
+
+def read_run(path: Path) -> RunInfo:
+    """The `run.json` at `path`; unknown keys of a newer version are dropped.
+
+    Raises ValueError with the place and the mend when it is no such document.
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path}: not JSON at line {error.lineno}: {error.msg}; restore it or run again") from None
+    known = {f.name: f for f in dataclasses.fields(RunInfo)}
+    missing = [
+        name
+        for name, f in known.items()
+        if name not in data and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+    ]
+    if missing:
+        raise ValueError(f"{path}: lacks {', '.join(missing)}; this is not the run.json of a run folder")
+    return RunInfo(**{k: v for k, v in data.items() if k in known})

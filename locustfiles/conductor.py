@@ -1,0 +1,581 @@
+"""The master's side of a run: walks the plan stage by stage and leaves a whole run folder.
+
+Input: a plan, the settings, the workers that Locust has connected.
+Output: the run folder, an exit code for Locust.
+Does not: send load, parse answers, judge an SLO (that is `analysis/`).
+
+1. A stage starts on all workers at one moment of the master's clock, after all have its schedule.
+2. A stage ends when its time is over and nothing is in flight, or when the drain limit has passed.
+3. Every planned arrival of a started stage has one row, also when a worker was lost or the run was stopped.
+4. Locust's statistics and the ledger are compared before the run folder is closed.
+"""
+from __future__ import annotations
+
+import datetime
+import json
+import logging
+import os
+import platform
+import secrets
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import gevent
+from gevent.event import Event
+from locust.env import Environment
+
+from bench import __version__
+from bench.records.collect import Collector
+from bench.records.packing import unpack
+from bench.records.request import RequestRow
+from bench.records.stage import InflightRow, RunInfo, StageRow
+from bench.workload.plan import Plan, Stage
+from bench.workload.schedule import Schedule, build_schedule, plan_hash
+from locustfiles import messages, stats
+from locustfiles.clock import clock_id, now_s
+from locustfiles.generator import label, request_id
+
+log = logging.getLogger("bench")
+
+READY_LIMIT_S = 20.0  # a schedule of a million arrivals takes about 2 s to make
+RESEND_S = 1.0
+LEAD_LOCAL_S = 0.2
+LEAD_S = 1.0  # longer than any message takes, so that no worker hears of a start in its past
+ABORT_LIMIT_S = 10.0
+POLL_S = 0.02
+
+
+@dataclass
+class Stripe:
+    """One worker's part of a stage, as the master knows it."""
+
+    client_id: str
+    index: int
+    planned: int = 0
+    ready: bool = False
+    done: bool = False
+    lost: bool = False
+    error: str = ""
+    hash: str = ""
+    rows: int = 0
+    info: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Live:
+    """What the run looks like now, for the console and the web page."""
+
+    stage: Stage | None = None
+    stage_number: int = 0
+    stages: int = 0
+    state: str = "ready"  # ready, preparing, sending, draining, finished
+    run_dir: str = ""
+
+
+class Conductor:
+    """Runs one plan at a time on Locust's runner; made once per master or local process."""
+
+    def __init__(self, environment: Environment, settings: Callable[[], dict[str, Any]]) -> None:
+        self.environment = environment
+        self._settings_of = settings
+        self.live = Live()
+        self.collector: Collector | None = None
+        self._greenlet: gevent.Greenlet | None = None
+        self._finished = Event()
+        self._finished.set()
+        self._stop = Event()
+        self._abort = False
+        self._stop_mark = ""
+        self._stripes: dict[str, Stripe] = {}
+        self._stage: Stage | None = None
+        self._flushed: set[str] = set()
+        self._run_id = ""
+        self._names: dict[int, str] = {}
+        self.interrupted = False
+
+    # -- what others call -----------------------------------------------------------
+
+    @property
+    def finished(self) -> bool:
+        """Nothing is running: no run was begun, or the last one has its whole folder."""
+        return self._finished.is_set()
+
+    def begin(self, plan: Plan, *, shape: str, loop: str = "open") -> None:
+        """Start a run in a greenlet of its own. Raises RuntimeError when one is running."""
+        if not self.finished:
+            raise RuntimeError("a run is in progress; stop it first")
+        self._finished.clear()
+        self._stop.clear()
+        self._abort, self._stop_mark, self.interrupted = False, "", False
+        self._greenlet = gevent.spawn(self._run, plan, shape, loop)
+
+    def interrupt(self, mark: str = "interrupted") -> None:
+        """Stop arrivals now, drain, write the folder; a second call gives up on what is in flight."""
+        if self.finished:
+            return
+        if self._stop.is_set():
+            self._abort = True
+        self._stop_mark = self._stop_mark or mark
+        self.interrupted = self.interrupted or mark == "interrupted"
+        self._stop.set()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """True once the run has its whole folder."""
+        return self._finished.wait(timeout_s)
+
+    # -- messages from workers ---------------------------------------------------------
+
+    def listeners(self) -> dict[str, Callable[..., None]]:
+        """Message name -> handler, for `runner.register_message`."""
+        return {
+            messages.READY: self.on_ready,
+            messages.ROWS: self.on_rows,
+            messages.DONE: self.on_done,
+            messages.GAUGE: self.on_gauge,
+            messages.FLUSHED: self.on_flushed,
+            messages.PING: self.on_ping,
+        }
+
+    def on_ping(self, environment: Environment, msg: Any, **_: Any) -> None:
+        data = {"sent_s": msg.data["sent_s"], "master_s": now_s(), "clock_id": clock_id()}
+        self.environment.runner.send_message(messages.PONG, data, client_id=msg.node_id)
+
+    def on_ready(self, environment: Environment, msg: Any, **_: Any) -> None:
+        stripe = self._stripe(msg)
+        if stripe is not None and not stripe.ready:
+            stripe.ready = True
+            stripe.planned, stripe.hash, stripe.error = msg.data["planned"], msg.data["hash"], msg.data["error"]
+            stripe.info = {k: msg.data.get(k) for k in ("offset_s", "bound_s", "shared", "pid")}
+
+    def on_rows(self, environment: Environment, msg: Any, **_: Any) -> None:
+        data = msg.data
+        if data["run_id"] != self._run_id or self.collector is None or data["stage"] not in self.collector.stages:
+            return
+        try:
+            rows = unpack(data["data"])
+        except ValueError as error:
+            self.collector.problem(f"stage {data['stage']} stripe {data['stripe']}: {error}")
+            return
+        if self.collector.info.loop == "closed":
+            for row in rows:
+                self.collector.extend_stage(data["stage"], row.arrival)
+        self.collector.add_batch(data["stage"], data["stripe"], data["seq"], rows)
+        stripe = self._stripe(msg)
+        if stripe is not None:
+            stripe.rows += len(rows)
+
+    def on_done(self, environment: Environment, msg: Any, **_: Any) -> None:
+        stripe = self._stripe(msg)
+        if stripe is not None:
+            stripe.done = True
+
+    def on_gauge(self, environment: Environment, msg: Any, **_: Any) -> None:
+        if msg.data["run_id"] != self._run_id or self.collector is None:
+            return
+        worker = msg.data["stripe"]
+        self.collector.add_gauge(
+            [
+                InflightRow(at, worker, stage, in_flight, lag, cpu, rss)
+                for at, stage, in_flight, lag, cpu, rss in msg.data["samples"]
+            ]
+        )
+
+    def on_flushed(self, environment: Environment, msg: Any, **_: Any) -> None:
+        if msg.data["run_id"] == self._run_id:
+            self._flushed.add(msg.node_id)
+
+    def _stripe(self, msg: Any) -> Stripe | None:
+        data = msg.data
+        if data["run_id"] != self._run_id or self._stage is None or data["stage"] != self._stage.index:
+            return None
+        return self._stripes.get(msg.node_id)
+
+    # -- the run --------------------------------------------------------------------------
+
+    def _run(self, plan: Plan, shape: str, loop: str) -> None:
+        csv_files = None
+        try:
+            settings = self._settings_of()
+            self._open(plan, settings, shape, loop)
+            assert self.collector is not None
+            csv_files = stats.FinalCSV(self.environment, self.collector.run_dir / "locust")
+            self._walk(plan, settings, loop)
+            self._flush_stats()
+            self._reconcile(loop)
+        except Exception as error:
+            log.exception("the run stopped on an error of its own")
+            if self.collector is not None:
+                self.collector.problem(f"the run stopped on an error of its own: {type(error).__name__}: {error}")
+        finally:
+            try:
+                self._close(csv_files)
+            finally:
+                self.live.state = "finished"
+                self._finished.set()
+
+    def _open(self, plan: Plan, settings: dict[str, Any], shape: str, loop: str) -> None:
+        started = datetime.datetime.now(datetime.UTC)
+        self._run_id = os.environ.get("BENCH_RUN_ID") or f"{started:%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
+        run_dir = Path(settings["run_dir"] or Path("runs") / self._run_id)
+        os.environ.pop("BENCH_RUN_ID", None)  # a second run from the web page has a name of its own
+        self._names = {stage.index: stage.name for stage in plan.stages}
+        info = RunInfo(
+            run_id=self._run_id,
+            started_utc=started.isoformat(timespec="seconds"),
+            finished_utc=None,
+            tool_version=__version__,
+            versions=_versions(),
+            host=_host(),
+            seed=plan.run_seed,
+            schedule_hash=plan_hash(plan) if loop == "open" else "",
+            command=settings["command"] or sys.argv,
+            config=settings["masked_config"],
+            config_origin=settings["config_origin"],
+            loop=loop,
+            shape=shape,
+            workers=len(self._clients()),
+            target=settings["target_info"],
+            preflight=settings["preflight"],
+        )
+        self.collector = Collector(run_dir, info)
+        self.live = Live(stages=len(plan.stages), run_dir=str(run_dir))
+        self._t0_s = now_s()
+        log.info("run %s writes %s; schedule %s", self._run_id, run_dir, info.schedule_hash[:16] or "(closed loop)")
+
+    def _walk(self, plan: Plan, settings: dict[str, Any], loop: str) -> None:
+        assert self.collector is not None
+        for stage in plan.stages:
+            if self._stop.is_set():
+                self._not_run(stage, loop)
+                continue
+            self.live.stage, self.live.stage_number = stage, stage.index + 1
+            self._run_stage(plan, stage, settings, loop)
+            if self.collector.failed:
+                self.interrupt("write_failed")
+            self._check_limits(settings)
+
+    def _check_limits(self, settings: dict[str, Any]) -> None:
+        assert self.collector is not None
+        if self._stop.is_set():
+            return
+        sent, tokens_in, tokens_out = self.collector.totals()
+        hit = over_limit(settings["limits"], sent, tokens_in, tokens_out, now_s() - self._t0_s)
+        if hit:
+            self.collector.problem(f"stopped in order: {hit}")
+            self.interrupt("limit")
+
+    def _clients(self) -> list[str]:
+        """Ids of the workers there are now, in the order of their index."""
+        runner = self.environment.runner
+        clients = getattr(runner, "clients", None)
+        if clients is None:
+            return ["local"]
+        there = [c.id for c in clients.ready + clients.spawning + clients.running]
+        return sorted(there, key=runner.get_worker_index)
+
+    def _run_stage(self, plan: Plan, stage: Stage, settings: dict[str, Any], loop: str) -> None:
+        assert self.collector is not None
+        schedule = build_schedule(plan, stage)
+        planned = len(schedule.intended_s)
+        self.collector.open_stage(stage.index, 0 if loop == "closed" else planned)
+        self.live.state = "preparing"
+        marks: set[str] = set()
+        self._prepare(plan, stage, settings, loop, marks)
+        for stripe in self._stripes.values():
+            if stripe.error:
+                self.collector.problem(f"stage {stage.index} stripe {stripe.index}: {stripe.error}")
+                marks.add("not_prepared")
+            elif stripe.hash != schedule.hash and not stripe.lost:
+                self.collector.problem(f"stage {stage.index} stripe {stripe.index}: its schedule differs from the master's")
+                marks.add("schedule_differs")
+        start_s = now_s() - self._t0_s + (LEAD_LOCAL_S if "local" in self._stripes else LEAD_S)
+        self._send_all(messages.GO, {"run_id": self._run_id, "stage": stage.index, "start_s": start_s})
+        self.live.state = "sending"
+        log.info("stage %s: %d arrivals, %.0f s from t=%.1f s", stage.name, planned, stage.duration_s, start_s)
+        say("stage", number=stage.index + 1, of=len(plan.stages), name=stage.name, planned=planned, duration_s=stage.duration_s)
+        self._wait_sending(stage, start_s, settings, marks)
+        self.live.state = "draining"
+        say("drain", number=stage.index + 1, in_flight=None)
+        drained_s = self._drain(stage, marks)
+        self._fill_lost(plan, stage, schedule, start_s, loop)
+        self._record_stage(stage, start_s, drained_s, marks, schedule, loop)
+
+    def _prepare(self, plan: Plan, stage: Stage, settings: dict[str, Any], loop: str, marks: set[str]) -> None:
+        """Give each worker its stripe and wait until all have it; a silent one is left out."""
+        clients = self._clients()
+        self._stage = stage
+        self._stripes = {client: Stripe(client, index) for index, client in enumerate(clients)}
+        text = plan.to_json()
+        limit = now_s() + READY_LIMIT_S
+        resend = 0.0
+        while not all(s.ready or s.lost for s in self._stripes.values()) and now_s() < limit and not self._abort:
+            if now_s() >= resend:
+                resend = now_s() + RESEND_S if resend else now_s() + 3 * RESEND_S
+                for stripe in self._stripes.values():
+                    if not stripe.ready:
+                        self._send_stage(stripe, text, stage, settings, loop)
+            gevent.sleep(POLL_S)
+            self._look_for_lost(marks)
+        for stripe in self._stripes.values():
+            if not stripe.ready and not stripe.lost:
+                stripe.lost = True
+                marks.add("worker_lost")
+                self.collector.problem(f"stage {stage.index}: worker {stripe.index} never took its stripe")  # type: ignore[union-attr]
+
+    def _send_stage(self, stripe: Stripe, plan_text: str, stage: Stage, settings: dict[str, Any], loop: str) -> None:
+        data = {
+            "run_id": self._run_id,
+            "plan": plan_text,
+            "stage": stage.index,
+            "stripe": stripe.index,
+            "stripes": len(self._stripes),
+            "settings": settings["worker"],
+            "t0_s": self._t0_s,
+            "clock_id": clock_id(),
+            "loop": loop,
+        }
+        self.environment.runner.send_message(messages.STAGE, data, client_id=stripe.client_id)
+
+    def _send_all(self, kind: str, data: dict[str, Any]) -> None:
+        for stripe in self._stripes.values():
+            if not stripe.lost:
+                self.environment.runner.send_message(kind, data, client_id=stripe.client_id)
+
+    def _look_for_lost(self, marks: set[str]) -> None:
+        there = set(self._clients())
+        for stripe in self._stripes.values():
+            if stripe.client_id not in there and not stripe.lost and not stripe.done:
+                stripe.lost = True
+                marks.add("worker_lost")
+                log.warning("worker %d was lost in stage %s", stripe.index, self._stage and self._stage.name)
+        if there - set(self._stripes):
+            marks.add("worker_joined")
+
+    def _wait_sending(self, stage: Stage, start_s: float, settings: dict[str, Any], marks: set[str]) -> None:
+        end_s = start_s + stage.duration_s
+        while now_s() - self._t0_s < end_s and not self._stop.is_set():
+            self._stop.wait(min(0.2, max(0.0, end_s - (now_s() - self._t0_s))))
+            self._look_for_lost(marks)
+            self._check_limits(settings)
+            if all(s.lost or s.error for s in self._stripes.values()):
+                break
+        if self._stop.is_set():
+            marks.add(self._stop_mark)
+            self._halt(stage, abort=self._abort, code="CL-STOP")
+
+    def _halt(self, stage: Stage, *, abort: bool, code: str) -> None:
+        self._send_all(messages.HALT, {"run_id": self._run_id, "stage": stage.index, "abort": abort, "code": code})
+
+    def _open_stripes(self) -> list[Stripe]:
+        return [s for s in self._stripes.values() if not (s.done or s.lost or s.error)]
+
+    def _drain(self, stage: Stage, marks: set[str]) -> float | None:
+        """Run time at which nothing was in flight any more; None when the limit passed first."""
+        limit = now_s() + stage.drain_limit_s
+        stopped = self._stop.is_set()
+        while self._open_stripes() and now_s() < limit and not self._abort:
+            gevent.sleep(POLL_S)
+            self._look_for_lost(marks)
+            if self._stop.is_set() and not stopped:  # stopped while draining: nothing more to refuse
+                stopped = True
+                marks.add(self._stop_mark)
+                self._halt(stage, abort=False, code="CL-STOP")
+        if not self._open_stripes():
+            return now_s() - self._t0_s
+        marks.add(self._stop_mark if self._abort else "drain_limit")
+        self._halt(stage, abort=True, code="CL-DRAIN")
+        limit = now_s() + ABORT_LIMIT_S
+        while self._open_stripes() and now_s() < limit:
+            gevent.sleep(POLL_S)
+            self._look_for_lost(marks)
+        for stripe in self._open_stripes():
+            stripe.lost = True
+            marks.add("worker_lost")
+        return None
+
+    def _fill_lost(self, plan: Plan, stage: Stage, schedule: Schedule, start_s: float, loop: str) -> None:
+        """Rows for arrivals whose worker took them along: nobody leaves the denominator."""
+        assert self.collector is not None
+        missing = self.collector.missing(stage.index) if loop == "open" else []
+        width = max(1, len(self._stripes))
+        rows = [
+            RequestRow(
+                stage=stage.index,
+                arrival=i,
+                worker=i % width,
+                repeat=stage.repeat,
+                offered_qps=stage.rate_at(float(schedule.intended_s[i])),
+                phase="warmup" if schedule.intended_s[i] < stage.warmup_s else "window",
+                tenant=label(plan.tenants, int(schedule.tenant[i])),
+                request_class=label(plan.classes, int(schedule.request_class[i])),
+                request_id=request_id(self._run_id, stage.index, i),
+                status="unsent",
+                code="CL-LOST",
+                error_kind="unsent",
+                intended_s=start_s + float(schedule.intended_s[i]),
+                input_tokens=int(schedule.input_tokens[i]),
+                max_tokens=int(schedule.max_tokens[i]),
+            )
+            for i in missing
+        ]
+        if rows:
+            self.collector.problem(f"stage {stage.index}: {len(rows)} arrivals have no row from a worker (code CL-LOST)")
+            self.collector.add_rows(stage.index, rows)
+            for row in rows:
+                stats.fire(self.environment, stage.name, row)
+
+    def _record_stage(
+        self, stage: Stage, start_s: float, drained_s: float | None, marks: set[str], schedule: Schedule, loop: str
+    ) -> None:
+        assert self.collector is not None
+        record = self.collector.stages[stage.index]
+        self.collector.close_stage(
+            StageRow(
+                stage=stage.index,
+                repeat=stage.repeat,
+                name=stage.name,
+                # a closed loop offers what it got through
+                offered_qps=stage.offered_qps if loop == "open" else record.rows / stage.duration_s,
+                process=stage.process if loop == "open" else "closed",
+                loop=loop,
+                seed=stage.seed,
+                planned=record.planned if loop == "open" else record.rows,
+                start_s=start_s,
+                window_start_s=start_s + stage.warmup_s,
+                window_end_s=start_s + stage.duration_s,
+                end_s=start_s + stage.duration_s,
+                drained_s=drained_s,
+                workers=len(self._stripes),
+                rows=record.rows,
+                schedule_hash=schedule.hash if loop == "open" else "",
+                marks=";".join(sorted(marks)),
+            )
+        )
+        self.collector.info.worker_info = [
+            {"worker": s.index, "client_id": s.client_id, **s.info} for s in self._stripes.values()
+        ]
+        took = (drained_s or now_s() - self._t0_s) - start_s - stage.duration_s
+        log.info("stage %s: %d rows, drained in %.1f s%s", stage.name, record.rows, took, _shown(marks))
+        say(
+            "staged", number=stage.index + 1, name=stage.name, rows=record.rows, statuses=dict(record.statuses),
+            drain_s=took,
+            marks=sorted(marks),
+        )
+
+    def _not_run(self, stage: Stage, loop: str) -> None:
+        assert self.collector is not None
+        now = now_s() - self._t0_s
+        self.collector.close_stage(
+            StageRow(
+                stage.index, stage.repeat, stage.name, stage.offered_qps, stage.process, loop, stage.seed,
+                0, now, now, now, now, None, 0, 0, "", f"not_run;{self._stop_mark}",
+            )
+        )
+
+    # -- the end ------------------------------------------------------------------------------
+
+    def _flush_stats(self) -> None:
+        """Wait until each worker's last statistics have come: they follow the rows on the same channel."""
+        self._flushed = set()
+        asked = {s.client_id for s in self._stripes.values() if not s.lost}
+        self._send_all(messages.FLUSH, {"run_id": self._run_id})
+        limit = now_s() + 5.0
+        while not asked <= self._flushed and now_s() < limit:
+            gevent.sleep(POLL_S)
+        for client in asked - self._flushed:
+            self.collector.problem(f"worker {client}: its last statistics never came")  # type: ignore[union-attr]
+
+    def _reconcile(self, loop: str) -> None:
+        """Compare Locust's request counts with the ledger, row by row of `_stats.csv`."""
+        assert self.collector is not None
+        for index, record in self.collector.stages.items():
+            entry = self.environment.stats.entries.get((self._names[index], stats.E2E_TYPE))
+            counted = entry.num_requests if entry is not None else 0
+            if counted != record.rows:
+                self.collector.problem(
+                    f"stage {index}: Locust counted {counted} requests, the ledger has {record.rows} rows"
+                )
+
+    def _close(self, csv_files: stats.FinalCSV | None) -> None:
+        if csv_files is not None:
+            try:
+                csv_files.finish()
+            except OSError as error:
+                self.collector.problem(f"Locust's CSV files cannot be written: {error.strerror}")  # type: ignore[union-attr]
+        if self.collector is None:
+            self.environment.process_exit_code = 2
+            return
+        info = self.collector.info
+        info.finished_utc = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        info.interrupted = self.interrupted
+        self.collector.finish()
+        self.environment.process_exit_code = self._exit_code()
+        for problem in info.problems:
+            log.warning("%s", problem)
+        log.info("run %s is complete: %s", self._run_id, self.collector.run_dir)
+
+    def _exit_code(self) -> int:
+        """130 interrupted, 4 the record is not whole, else 0: the SLO is judged by the analysis."""
+        assert self.collector is not None
+        if self.interrupted:
+            return 130
+        return 4 if self.collector.failed or self.collector.problems else 0
+
+
+def say(event: str, **data: Any) -> None:
+    """Tell `bench run`, when it is the parent, how far the run is: one line of JSON on standard output."""
+    if os.environ.get("BENCH_PROGRESS") == "1":
+        print("@bench " + json.dumps({"event": event, **data}), flush=True)
+
+
+def over_limit(
+    limits: dict[str, Any], sent: int, input_tokens: int, output_tokens: int, elapsed_s: float
+) -> str:
+    """The first limit that is passed, as a sentence; empty when none is."""
+    cost = (
+        input_tokens * (limits.get("price_per_million_input_tokens") or 0.0)
+        + output_tokens * (limits.get("price_per_million_output_tokens") or 0.0)
+    ) / 1e6
+    checks = (
+        ("max_requests", sent, "requests sent"),
+        ("max_tokens", input_tokens + output_tokens, "tokens used"),
+        ("max_cost", cost, "cost so far"),
+        ("max_duration_sec", elapsed_s, "seconds run"),
+    )
+    for key, value, words in checks:
+        limit = limits.get(key)
+        if limit is not None and value >= limit:
+            return f"limits.{key} is {limit}, {words}: {value:.6g}"
+    return ""
+
+
+def _shown(marks: set[str]) -> str:
+    return f" [{', '.join(sorted(marks))}]" if marks else ""
+
+
+def _versions() -> dict[str, str]:
+    names = ("locust", "gevent", "numpy", "pandas", "scipy", "pydantic")
+    return {"python": platform.python_version(), **{name: version(name) for name in names}}
+
+
+def _host() -> dict[str, Any]:
+    """What the numbers were made on; holds no host name and no user name."""
+    model = ""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as handle:
+            model = next((line.split(":", 1)[1].strip() for line in handle if line.startswith("model name")), "")
+    except OSError:
+        pass
+    return {
+        "system": platform.system(),
+        "release": platform.release(),
+        "machine": platform.machine(),
+        "cpu": model,
+        "cores": os.cpu_count(),
+        "timer_s": time.get_clock_info("monotonic").resolution,
+    }

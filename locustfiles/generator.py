@@ -1,0 +1,471 @@
+"""One worker's side of a run: sends each arrival of its stripe when it is due.
+
+Input: stage messages of the master. Output: ledger rows in batches, a gauge
+of streams in flight, and Locust events fired from the finished rows.
+Does not: parse answers, judge them, or decide when a stage begins or ends.
+
+1. Open loop: an arrival is sent when it is due, whatever the service does.
+2. Every arrival of the stripe ends in exactly one row.
+3. The gauge counts streams by itself; it never looks at the rows.
+4. The pacing loop never waits for an answer, a connection, or the master.
+"""
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import gevent
+from bench.client.endpoint import parse_base_url
+from bench.workload.prompts import PromptMaker
+from gevent.event import Event
+from gevent.queue import Queue
+from locust.env import Environment
+
+from bench.client.chat import request_body
+from bench.client.outcome import Outcome
+from bench.client.transport import Transport, TransportOptions
+from bench.records.packing import pack
+from bench.records.request import RequestRow
+from bench.workload.plan import Group, Plan, Stage
+from bench.workload.schedule import Schedule, build_schedule
+from locustfiles import messages, stats
+from locustfiles.clock import ClockOffset, clock_id, now_s
+
+log = logging.getLogger("bench.generator")
+
+GAUGE_INTERVAL_S = 0.1
+FLUSH_INTERVAL_S = 0.1
+BATCH_ROWS = 500
+# A worker's answer counts as read in time when the loop was free again within this.
+CPU_WINDOW_S = 1.0
+
+
+@dataclass
+class Job:
+    """One stage as one worker runs it."""
+
+    run_id: str
+    plan: Plan
+    stage: Stage
+    stripe: int
+    stripes: int
+    t0_s: float
+    loop: str
+    settings: dict[str, Any]
+    schedule: Schedule
+    go: Event = field(default_factory=Event)
+    start_s: float = 0.0
+    halted: Event = field(default_factory=Event)
+    abort: bool = False
+    halt_code: str = "CL-STOP"
+    turns: int = 0  # closed loop: arrivals begun so far
+    begun_s: dict[int, float] = field(default_factory=dict)  # closed loop: arrival -> run time of its send
+    opened: int = 0  # arrivals handed to a greenlet of their own
+    closed: int = 0  # arrivals that have their row
+    paced: bool = False  # the pacing loop has ended
+    finished: list[tuple[int, Outcome | RequestRow]] = field(default_factory=list)
+    batches: int = 0
+    rows: int = 0
+    done: Event = field(default_factory=Event)
+
+
+class Generator:
+    """The sender of one worker process; lives as long as the process."""
+
+    def __init__(self, environment: Environment) -> None:
+        self.environment = environment
+        self.job: Job | None = None
+        self.jobs: Queue = Queue()
+        self.clock = ClockOffset()
+        self._transport: Transport | None = None
+        self._transport_key: Any = None
+        self._prompts: PromptMaker | None = None
+        self._prompts_key: Any = None
+        self._helpers: list[gevent.Greenlet] = []
+        self._closed: Job | None = None  # the stage whose turns closed-loop users take
+        self._cpu = (time.process_time(), now_s())
+        self._cpu_ratio: float | None = None
+
+    # -- messages from the master ------------------------------------------------
+
+    def listeners(self) -> dict[str, Callable[..., None]]:
+        """Message name -> handler, for `runner.register_message`."""
+        return {
+            messages.STAGE: self.on_stage,
+            messages.GO: self.on_go,
+            messages.HALT: self.on_halt,
+            messages.FLUSH: self.on_flush,
+            messages.PONG: self.on_pong,
+        }
+
+    def on_stage(self, environment: Environment, msg: Any, **_: Any) -> None:
+        self.jobs.put(dict(msg.data))
+
+    def on_go(self, environment: Environment, msg: Any, **_: Any) -> None:
+        job = self._current(msg.data)
+        if job is not None and not job.go.is_set():
+            job.start_s = msg.data["start_s"]
+            job.go.set()
+
+    def on_halt(self, environment: Environment, msg: Any, **_: Any) -> None:
+        job = self._current(msg.data)
+        if job is None:
+            return
+        job.abort = job.abort or bool(msg.data["abort"])
+        job.halt_code = msg.data["code"]
+        job.halted.set()
+        job.go.set()
+        if job.abort and self._transport is not None:
+            self._transport.cancel_all(job.halt_code)
+
+    def on_flush(self, environment: Environment, msg: Any, **_: Any) -> None:
+        runner = environment.runner
+        send_stats = getattr(runner, "_send_stats", None)
+        if send_stats is not None:  # a worker: bring its statistics to the master before the answer
+            send_stats()
+        self._send(messages.FLUSHED, {"run_id": msg.data["run_id"]})
+
+    def on_pong(self, environment: Environment, msg: Any, **_: Any) -> None:
+        received = now_s()
+        if msg.data["clock_id"] and msg.data["clock_id"] == clock_id():
+            self.clock.share()
+        self.clock.add_trip(msg.data["sent_s"], msg.data["master_s"], received)
+
+    def _current(self, data: dict[str, Any]) -> Job | None:
+        job = self.job
+        if job is None or job.run_id != data["run_id"] or job.stage.index != data["stage"]:
+            return None
+        return job
+
+    def _send(self, kind: str, data: dict[str, Any]) -> None:
+        self.environment.runner.send_message(kind, data)
+
+    # -- the life of a worker ------------------------------------------------------
+
+    def run(self) -> None:
+        """Take stage after stage from the master; ends only with its greenlet."""
+        self._start_helpers()
+        while True:
+            data = self.jobs.get()
+            try:
+                job = self._prepare(data)
+            except Exception as error:  # the master must hear of it, else it waits for nothing
+                log.exception("stage %s cannot be prepared", data.get("stage"))
+                self._send(messages.READY, {**_address(data), "planned": 0, "hash": "", "error": _one_line(error)})
+                continue
+            self._announce(job)
+            job.go.wait()
+            if job.loop == "closed":
+                self._hold_open(job)
+            else:
+                self._pace(job)
+            job.paced = True
+            job.done.wait()
+
+    def _start_helpers(self) -> None:
+        if not self._helpers:
+            self._helpers = [gevent.spawn(self._gauge_loop), gevent.spawn(self._flush_loop)]
+
+    def _prepare(self, data: dict[str, Any]) -> Job:
+        plan = Plan.from_json(data["plan"])
+        stage = plan.stages[data["stage"]]
+        job = Job(
+            run_id=data["run_id"],
+            plan=plan,
+            stage=stage,
+            stripe=data["stripe"],
+            stripes=data["stripes"],
+            t0_s=data["t0_s"],
+            loop=data["loop"],
+            settings=data["settings"],
+            schedule=build_schedule(plan, stage),
+        )
+        self._open_transport(job.settings)
+        self._open_prompts(plan)
+        self._tie_clock(data["clock_id"])
+        self.job = job
+        return job
+
+    def _open_transport(self, settings: dict[str, Any]) -> None:
+        key = repr(sorted(settings.items(), key=lambda item: item[0]))
+        if self._transport is not None and key == self._transport_key:
+            return
+        if self._transport is not None:
+            self._transport.close()
+        endpoint = parse_base_url(settings["base_url"])
+        options = TransportOptions(**settings["transport"])
+        self._transport = Transport(endpoint, options, settings_key(settings))
+        self._transport_key = key
+
+    def _open_prompts(self, plan: Plan) -> None:
+        if self._prompts is None or self._prompts_key != plan.prompts:
+            self._prompts = PromptMaker(plan.prompts)
+            self._prompts_key = plan.prompts
+
+    def _tie_clock(self, master_clock_id: str) -> None:
+        if master_clock_id and master_clock_id == clock_id():
+            self.clock.share()
+            return
+        for _ in range(8):
+            self._send(messages.PING, {"sent_s": now_s(), "clock_id": clock_id()})
+            gevent.sleep(0.05)
+
+    def _announce(self, job: Job) -> None:
+        planned = len(range(job.stripe, len(job.schedule.intended_s), job.stripes))
+        self._send(
+            messages.READY,
+            {
+                "run_id": job.run_id,
+                "stage": job.stage.index,
+                "stripe": job.stripe,
+                "planned": planned,
+                "hash": job.schedule.hash,
+                "error": "",
+                "offset_s": self.clock.offset_s,
+                "bound_s": self.clock.bound_s,
+                "shared": self.clock.shared,
+                "pid": os.getpid(),
+            },
+        )
+
+    # -- sending --------------------------------------------------------------------
+
+    def to_run_s(self, job: Job, monotonic_s: float) -> float:
+        """Seconds from the run's start, on the master's clock."""
+        return monotonic_s + self.clock.offset_s - job.t0_s
+
+    def _pace(self, job: Job) -> None:
+        """Hand each arrival of the stripe to a greenlet of its own when it is due."""
+        start_s = job.t0_s + job.start_s - self.clock.offset_s  # this process's monotonic clock
+        intended = job.schedule.intended_s
+        limit = job.settings["max_in_flight"]
+        for arrival in range(job.stripe, len(intended), job.stripes):
+            body = self._body(job, arrival)  # made before it is due: no work between due and sent
+            due_s = start_s + float(intended[arrival])
+            while not job.halted.is_set():
+                wait_s = due_s - now_s()
+                if wait_s <= 0:
+                    break
+                job.halted.wait(wait_s)
+            if job.halted.is_set():
+                self._refuse(job, arrival, job.halt_code if not job.abort else "CL-STOP")
+            elif job.opened - job.closed >= limit:
+                self._refuse(job, arrival, "CL-CAP")
+            else:
+                job.opened += 1
+                gevent.spawn(self._send_one, job, arrival, body)
+
+    def _hold_open(self, job: Job) -> None:
+        """Closed loop: let the users take turns for the length of the stage."""
+        start_s = job.t0_s + job.start_s - self.clock.offset_s
+        gevent.sleep(max(0.0, start_s - now_s()))
+        self._closed = job
+        job.halted.wait(max(0.0, start_s + job.stage.duration_s - now_s()))
+        self._closed = None
+
+    def closed_turn(self) -> None:
+        """One turn of a closed-loop user: send, and wait for the end of the answer."""
+        job = self._closed
+        if job is None or len(job.schedule) == 0:
+            gevent.sleep(0.02)
+            return
+        arrival = job.stripe + job.stripes * job.turns
+        job.turns += 1
+        body = self._body(job, arrival)
+        ended = Event()
+        job.begun_s[arrival] = self.to_run_s(job, now_s())
+        job.opened += 1
+        self._send_one(job, arrival, body, ended)
+        ended.wait()
+
+    def _body(self, job: Job, arrival: int) -> bytes:
+        schedule, ask = job.schedule, job.settings["request"]
+        drawn = arrival % len(schedule)  # an open loop never goes round; a closed one may outlast the draws
+        assert self._prompts is not None
+        return request_body(
+            ask["model"],
+            self._prompts.text(int(schedule.prompt_seed[drawn]) + arrival - drawn, int(schedule.input_tokens[drawn])),
+            int(schedule.max_tokens[drawn]),
+            endpoint=ask["endpoint"],
+            stream=True,
+            ignore_eos=ask["ignore_eos"],
+            extra_body=ask["extra_body"],
+        )
+
+    def _send_one(self, job: Job, arrival: int, body: bytes, ended: Event | None = None) -> None:
+        assert self._transport is not None
+        drawn = arrival % len(job.schedule)
+
+        def on_done(outcome: Outcome) -> None:
+            job.closed += 1
+            job.finished.append((arrival, outcome))
+            if ended is not None:
+                ended.set()
+
+        self._transport.send(
+            body,
+            request_id=request_id(job.run_id, job.stage.index, arrival),
+            prompt_read=is_prompt_sample(arrival, job.settings["prompt_sample_ratio"]),
+            pinned_tokens=int(job.schedule.max_tokens[drawn]) if job.settings["pin_length"] else None,
+            on_done=on_done,
+        )
+
+    def _refuse(self, job: Job, arrival: int, code: str) -> None:
+        """The arrival is not sent; it has its row all the same."""
+        row = RequestRow(status="unsent", code=code, error_kind="unsent", **self._address(job, arrival))
+        job.finished.append((arrival, row))
+
+    def _address(self, job: Job, arrival: int) -> dict[str, Any]:
+        schedule, stage = job.schedule, job.stage
+        drawn = arrival % len(schedule)
+        if job.loop == "closed":
+            intended = job.begun_s.pop(arrival) - job.start_s
+        else:
+            intended = float(schedule.intended_s[arrival])
+        return {
+            "stage": stage.index,
+            "arrival": arrival,
+            "worker": job.stripe,
+            "repeat": stage.repeat,
+            "offered_qps": stage.rate_at(intended) if job.loop == "open" else 0.0,
+            "phase": "warmup" if intended < stage.warmup_s else "window",
+            "tenant": label(job.plan.tenants, int(schedule.tenant[drawn])),
+            "request_class": label(job.plan.classes, int(schedule.request_class[drawn])),
+            "request_id": request_id(job.run_id, stage.index, arrival),
+            "intended_s": job.start_s + intended,
+            "input_tokens": int(schedule.input_tokens[drawn]),
+            "max_tokens": int(schedule.max_tokens[drawn]),
+        }
+
+    # -- rows and gauge ---------------------------------------------------------------
+
+    def _flush_loop(self) -> None:
+        """Turn finished arrivals into rows, Locust events and batches, ten times a second."""
+        while True:
+            gevent.sleep(FLUSH_INTERVAL_S)
+            job = self.job
+            if job is not None:
+                try:
+                    self._flush(job)
+                except Exception:
+                    log.exception("rows of stage %s could not be handed over", job.stage.index)
+
+    def _flush(self, job: Job) -> None:
+        while job.finished:
+            taken, job.finished = job.finished[:BATCH_ROWS], job.finished[BATCH_ROWS:]
+            rows = [self._row(job, arrival, end) for arrival, end in taken]
+            for row in rows:
+                stats.fire(self.environment, job.stage.name, row)
+            job.batches += 1
+            job.rows += len(rows)
+            self._send(
+                messages.ROWS,
+                {
+                    "run_id": job.run_id,
+                    "stage": job.stage.index,
+                    "stripe": job.stripe,
+                    "seq": job.batches,
+                    "rows": len(rows),
+                    "data": pack(rows),
+                },
+            )
+        if job.paced and job.opened == job.closed and not job.finished and not job.done.is_set():
+            self._send(
+                messages.DONE,
+                {
+                    "run_id": job.run_id,
+                    "stage": job.stage.index,
+                    "stripe": job.stripe,
+                    "batches": job.batches,
+                    "rows": job.rows,
+                },
+            )
+            job.done.set()
+
+    def _row(self, job: Job, arrival: int, end: Outcome | RequestRow) -> RequestRow:
+        if isinstance(end, RequestRow):
+            return end
+        return end.to_row(to_run_s=lambda at: self.to_run_s(job, at), **self._address(job, arrival))
+
+    def _gauge_loop(self) -> None:
+        """Sample the streams in flight ten times a second on an absolute grid; send once a second."""
+        samples: list[list[Any]] = []
+        due = now_s()
+        while True:
+            due += GAUGE_INTERVAL_S
+            gevent.sleep(max(0.0, due - now_s()))
+            late = now_s() - due
+            if late > 1.0:  # the process was stopped: do not fire the missed samples in a row
+                due = now_s()
+            job, transport = self.job, self._transport
+            if job is None or transport is None:
+                continue
+            at = now_s()
+            samples.append(
+                [
+                    self.to_run_s(job, at),
+                    job.stage.index,
+                    transport.in_flight,
+                    max(0.0, late),
+                    self._cpu_now(at),
+                    _rss_bytes() if not samples else None,
+                ]
+            )
+            if len(samples) >= 10:
+                self._send(messages.GAUGE, {"run_id": job.run_id, "stripe": job.stripe, "samples": samples})
+                samples = []
+
+    def _cpu_now(self, at: float) -> float | None:
+        """CPU seconds per second of this process over the last second, known once a second."""
+        used, since = self._cpu
+        if at - since >= CPU_WINDOW_S:
+            now = time.process_time()
+            self._cpu_ratio = (now - used) / (at - since)
+            self._cpu = (now, at)
+            return self._cpu_ratio
+        return None
+
+
+def settings_key(settings: dict[str, Any]) -> str | None:
+    """The API key of this process: from its own environment or key file, never from a message."""
+    from bench.config import api_key_from_environment
+
+    return api_key_from_environment(os.environ, key_file=settings.get("api_key_file"))
+
+
+def label(groups: tuple[Group, ...], index: int) -> str:
+    """The name of a tenant or class; empty when the plan has none."""
+    return groups[index].name if groups else ""
+
+
+def request_id(run_id: str, stage: int, arrival: int) -> str:
+    """The `x-request-id` of one arrival."""
+    return f"{run_id}-{stage}-{arrival}"
+
+
+def is_prompt_sample(arrival: int, ratio: float) -> bool:
+    """Whether this arrival is read promptly, by its number alone, so that a repeat reads the same ones.
+
+    The golden-ratio sequence spreads the chosen numbers evenly at any ratio.
+    """
+    return (arrival * 0.6180339887498949) % 1.0 < ratio
+
+
+def _address(data: dict[str, Any]) -> dict[str, Any]:
+    return {"run_id": data["run_id"], "stage": data["stage"], "stripe": data["stripe"]}
+
+
+def _one_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".replace("\n", " ")[:300]
+
+
+def _rss_bytes() -> int | None:
+    try:
+        with open("/proc/self/statm", encoding="ascii") as handle:
+            return int(handle.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return None

@@ -1,0 +1,24 @@
+"""The messages between the master and its workers, by Locust's own channel.
+
+Each has one direction, one name and one shape, so that a local run (where
+both sides live in one process) and a distributed one are the same code.
+"""
+from __future__ import annotations
+
+# master to workers
+STAGE = "bench_stage"  # run_id, plan, stage, stripe, stripes, settings, t0_s, clock_id, loop
+GO = "bench_go"  # run_id, stage, start_s
+HALT = "bench_halt"  # run_id, stage, abort, code
+FLUSH = "bench_flush"  # run_id
+PONG = "bench_pong"  # sent_s, master_s
+
+# workers to master
+READY = "bench_ready"  # run_id, stage, stripe, planned, hash, error, offset_s, bound_s, shared
+ROWS = "bench_rows"  # run_id, stage, stripe, seq, rows, data
+DONE = "bench_done"  # run_id, stage, stripe, batches, rows
+GAUGE = "bench_gauge"  # run_id, stripe, samples
+FLUSHED = "bench_flushed"  # run_id
+PING = "bench_ping"  # sent_s, clock_id
+
+TO_WORKERS = (STAGE, GO, HALT, FLUSH, PONG)
+TO_MASTER = (READY, ROWS, DONE, GAUGE, FLUSHED, PING)

@@ -1,0 +1,274 @@
+"""Connects a Locust process to the generator and the conductor: options, messages, signals, the end.
+
+Input: Locust's `init` event. Output: `environment.bench` (a `Wiring`), which
+shapes and users find there. Does not: send, record or judge.
+
+1. The API key is never an option: options travel to every worker in clear and stand in the web page.
+2. Every option's default is a literal of its final type (Locust casts with `type(default)`).
+3. The first Ctrl-C stops arrivals and drains; the second gives up what is in flight; the third ends the process.
+"""
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import os
+import signal
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gevent
+from locust import events
+from locust.env import Environment
+from locust.exception import StopTest
+from locust.runners import MasterRunner, WorkerRunner
+
+from bench.config import ConfigError, Resolved, load_config
+from bench.workload.plan import Plan, PlanError, build_plan
+from locustfiles import stats
+from locustfiles.conductor import Conductor
+from locustfiles.generator import Generator
+
+log = logging.getLogger("bench")
+
+DEFAULT_CONFIG = "configs/scheduler_bench.json"
+
+
+def add_options(parser: Any) -> None:
+    """Our own options; a value of 0 or "" means: as the config says."""
+    group = parser.add_argument_group("scheduler-bench", "Open-loop sweep; 0 or empty = as the config says")
+    add = group.add_argument
+    add("--bench-config", env_var="BENCH_CONFIG", default="", help="Config file", include_in_web_ui=False)
+    add("--run-dir", env_var="BENCH_RUN_DIR", default="", help="Run folder", include_in_web_ui=False)
+    add("--qps-stages", env_var="BENCH_QPS_STAGES", default="", help="Offered QPS, such as 5,10,15")
+    add("--offered-qps", env_var="BENCH_OFFERED_QPS", type=float, default=0.0, help="One rate, without a shape")
+    add("--stage-duration", env_var="BENCH_STAGE_DURATION", type=float, default=0.0, help="Seconds per stage")
+    add("--stage-repeats", env_var="BENCH_STAGE_REPEATS", type=int, default=0, help="Times each rate is run")
+    add("--plan-seed", env_var="BENCH_SEED", type=int, default=0, help="Seed of arrivals and lengths")
+    add("--target-model", env_var="BENCH_TARGET_MODEL", default="", help="Model id")
+
+
+class Wiring:
+    """What one Locust process of ours consists of."""
+
+    def __init__(self, environment: Environment, *, loop: str) -> None:
+        self.environment = environment
+        self.loop = loop
+        runner = environment.runner
+        self.is_worker = isinstance(runner, WorkerRunner)
+        self.generator = None if isinstance(runner, MasterRunner) else Generator(environment)
+        self.conductor = None if self.is_worker else Conductor(environment, self.settings)
+        self._resolved: Resolved | None = None
+        stats.install(environment)
+        for side in (self.generator, self.conductor):
+            for name, listener in (side.listeners() if side is not None else {}).items():
+                runner.register_message(name, listener)
+        self._listen()
+        if loop == "closed" and self.generator is not None:
+            gevent.spawn(self.generator.run)  # its users take turns; the stages need a greenlet of their own
+
+    # -- config and plan -----------------------------------------------------------------
+
+    def options(self) -> Any:
+        return self.environment.parsed_options
+
+    def load(self) -> Resolved:
+        """The config with the overrides of options. Raises ConfigError."""
+        options = self.options()
+        path = Path(options.bench_config or DEFAULT_CONFIG)
+        overrides: dict[str, Any] = {}
+        if options.target_model:
+            overrides["model"] = options.target_model
+        base_url = options.host or os.environ.get("BENCH_TARGET_URL")
+        if base_url:
+            overrides["base_url"] = base_url
+        self._resolved = load_config(path, env=os.environ, overrides=overrides)
+        return self._resolved
+
+    def plan(self, shape: str) -> Plan:
+        """The plan of a shape by the config and the options. Raises ConfigError or PlanError."""
+        options = self.options()
+        config = self.load().config
+        qps = parse_rates(options.qps_stages)
+        if shape == "single" and options.offered_qps:
+            qps = [options.offered_qps]
+        return build_plan(
+            config,
+            shape,
+            qps=qps,
+            duration_s=options.stage_duration or None,
+            repeats=options.stage_repeats or None,
+            seed=options.plan_seed or None,
+        )
+
+    def begin(self, shape: str) -> None:
+        """Start the run of a shape. A bad config stops Locust with exit code 2 and all problems in the log."""
+        assert self.conductor is not None
+        try:
+            plan = self.plan(shape)
+        except (ConfigError, PlanError) as error:
+            self.environment.process_exit_code = 2
+            for line in str(error).splitlines():
+                log.error("%s", line)
+            raise StopTest() from None
+        if self.loop == "closed":
+            users = getattr(self.options(), "num_users", None) or 1
+            stages = [replace(s, name=f"{s.index:02d} {_kind(s.name)} c{users}") for s in plan.stages]
+            plan = replace(plan, stages=tuple(stages))
+        self.conductor.begin(plan, shape=shape, loop=self.loop)
+
+    def settings(self) -> dict[str, Any]:
+        """What the conductor and the workers need of the config; holds no key."""
+        assert self._resolved is not None
+        resolved, options = self._resolved, self.options()
+        config = resolved.config
+        target, client = config.target, config.client
+        return {
+            "run_dir": options.run_dir,
+            "command": _command(),
+            "masked_config": resolved.masked(),
+            "config_origin": dict(resolved.origin),
+            "target_info": {"base_url": config.base_url, "model": config.model, "endpoint": target.endpoint},
+            "preflight": _preflight(),
+            "limits": config.limits.model_dump(),
+            "worker": {
+                "base_url": config.base_url,
+                "api_key_file": target.api_key_file,
+                "request": {
+                    "model": config.model,
+                    "endpoint": target.endpoint,
+                    "ignore_eos": target.ignore_eos,
+                    "extra_body": dict(target.extra_body),
+                },
+                "pin_length": target.pin_length,
+                "prompt_sample_ratio": client.prompt_sample_ratio,
+                "max_in_flight": client.max_in_flight,
+                "transport": {
+                    "endpoint_kind": target.endpoint,
+                    "read": client.read,
+                    "drain_interval_s": client.drain_interval_ms / 1000,
+                    "idle_reuse_s": client.idle_reuse_sec,
+                    "connect_timeout_s": target.connect_timeout_sec,
+                    "first_token_timeout_s": target.first_token_timeout_sec,
+                    "idle_timeout_s": target.idle_timeout_sec,
+                    "total_timeout_s": target.total_timeout_sec,
+                    "trust_env": target.trust_env,
+                    "proxy": target.proxy,
+                    "ca_file": target.ca_file,
+                    "tls_verify": target.tls_verify,
+                    "extra_headers": dict(target.extra_headers),
+                },
+            },
+        }
+
+    # -- the life of the process ------------------------------------------------------------
+
+    def _listen(self) -> None:
+        env = self.environment
+        if self.is_worker:
+            # Ctrl-C reaches the whole terminal group; the master tells workers what to do about it.
+            self._signals = gevent.signal_handler(signal.SIGINT, self._worker_interrupted)
+            self._hits = 0
+            return
+        self._hits = 0
+        self._signals = gevent.signal_handler(signal.SIGINT, self._interrupted)
+        env.events.test_start.add_listener(self._on_test_start)
+        env.events.test_stopping.add_listener(self._on_stopping)
+        env.events.quitting.add_listener(self._on_stopping)
+        prefix = getattr(self.options(), "csv_prefix", None)
+        if prefix:
+            atexit.register(stats.write_final_stats, env, prefix)
+
+    def _on_test_start(self, environment: Environment, **_: Any) -> None:
+        if environment.shape_class is None:
+            gevent.spawn(self._without_shape)
+
+    def _without_shape(self) -> None:
+        """A start without a shape: one stage at the offered rate, then the end of the test."""
+        assert self.conductor is not None
+        try:
+            self.begin("single")
+        except StopTest:
+            pass
+        else:
+            self.conductor.wait()
+        runner = self.environment.runner
+        if getattr(self.options(), "headless", False):
+            runner.quit()
+        else:
+            runner.stop()
+
+    def _on_stopping(self, environment: Environment, **_: Any) -> None:
+        """Locust wants to stop (web page, run time, SIGTERM): drain first, so that no arrival is lost."""
+        if self.conductor is not None and not self.conductor.finished:
+            self.conductor.interrupt()
+            self.conductor.wait()
+
+    def _interrupted(self) -> None:
+        self._hits += 1
+        if self.conductor is None or self.conductor.finished or self._hits > 2:
+            os._exit(130) if self._hits > 2 else self._quit()
+        elif self._hits == 1:
+            log.warning("interrupted: no more arrivals; waiting for open answers (Ctrl-C again gives them up)")
+            self.conductor.interrupt()
+        else:
+            self.conductor.interrupt()
+
+    def _quit(self) -> None:
+        self.environment.process_exit_code = 130
+        gevent.spawn(self.environment.runner.quit)
+
+    def _worker_interrupted(self) -> None:
+        self._hits += 1
+        if self._hits > 2:
+            os._exit(130)
+
+
+def parse_rates(text: str) -> list[float] | None:
+    """The rates in "5, 10,15"; None when the text is empty. Raises PlanError."""
+    if not text.strip():
+        return None
+    try:
+        rates = [float(part) for part in text.split(",") if part.strip()]
+        if not rates or any(not 0 < rate <= 1e6 for rate in rates):
+            raise ValueError
+    except ValueError:
+        raise PlanError(f"--qps-stages is {text!r}; positive numbers with commas, such as 5,10,15") from None
+    return rates
+
+
+def connect(*, loop: str = "open") -> None:
+    """Register everything with Locust; a locustfile calls it once, at import."""
+    stats.install_buckets()
+
+    @events.init_command_line_parser.add_listener
+    def _options(parser: Any, **_: Any) -> None:
+        add_options(parser)
+
+    @events.init.add_listener
+    def _init(environment: Environment, **_: Any) -> None:
+        environment.bench = Wiring(environment, loop=loop)  # type: ignore[attr-defined]
+
+
+def _kind(stage_name: str) -> str:
+    """The endpoint word of a stage name such as `03 chat @15`."""
+    return stage_name.split()[1]
+
+
+def _command() -> list[str]:
+    """The command to repeat this run: what `bench` was called with, else Locust's own line."""
+    text = os.environ.get("BENCH_COMMAND")
+    return json.loads(text) if text else ["locust", *sys.argv[1:]]
+
+
+def _preflight() -> dict[str, Any]:
+    path = os.environ.get("BENCH_PREFLIGHT")
+    if not path:
+        return {}
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        log.warning("the preflight record cannot be read: %s", error)
+        return {}
