@@ -1,0 +1,115 @@
+"""The admission state of one replica: promises, tenant buckets, and the decision at the door.
+
+Input: a request and the core's load. Output: `control.admission.Refusal` or None.
+Does not: hold a queue; the core does.
+
+1. `committed` is the sum of promises of accepted, unfinished requests.
+2. A refused request changes nothing but its tenant's bucket.
+"""
+from __future__ import annotations
+
+from control import admission as rules
+from engine.request import Request
+from engine.settings import EngineConfig
+
+
+class Bucket:
+    """Tokens that refill at `rate_qps`, at most one second's worth (and at least one request)."""
+
+    __slots__ = ("rate_qps", "size", "level", "at_s")
+
+    def __init__(self, rate_qps: float) -> None:
+        self.rate_qps = rate_qps
+        self.size = max(1.0, rate_qps)
+        self.level = self.size
+        self.at_s: float | None = None
+
+    def take(self, now_s: float) -> float:
+        """0 when a request may pass now, else seconds until one may."""
+        if self.at_s is not None:
+            self.level = min(self.size, self.level + (now_s - self.at_s) * self.rate_qps)
+        self.at_s = now_s
+        if self.level >= 1.0 - 1e-9:
+            self.level -= 1.0
+            return 0.0
+        return (1.0 - self.level) / self.rate_qps
+
+
+class Door:
+    """Decides about arrivals of one replica and remembers what was promised."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+        self.spec = config.admission
+        self.committed = 0
+        self.by_tenant: dict[str, int] = {}
+        # Quotas are for the service as a whole; a replica enforces its part.
+        self.buckets = {name: Bucket(t.quota_qps / config.replicas) for name, t in config.tenants.items()
+                        if t.quota_qps is not None}
+        self.weights = sum(t.weight for t in config.tenants.values())
+        self.mean_output = 0.0  # of finished requests, for promise "ewma"
+        spec = self.spec
+        self.limit = 0 if spec is None else rules.commit_limit(config.usable_blocks, spec.kv_reserve_ratio,
+                                                               spec.oversubscribe_factor)
+        self.rejects = spec is not None and spec.reject
+        self.gates = spec is not None and not spec.reject  # over budget waits in the queue
+
+    def impossible(self, request: Request) -> rules.Refusal | None:
+        """400 for a request that could never run."""
+        config = self.config
+        step_limit = None if config.enable_chunked_prefill else config.max_num_batched_tokens
+        return rules.impossible(request.prompt_tokens, request.max_tokens, config.max_model_len, config.block_size,
+                                config.usable_blocks, step_limit)
+
+    def quota(self, request: Request, now_s: float) -> rules.Refusal | None:
+        """429 for a tenant above its quota."""
+        bucket = self.buckets.get(request.tenant)
+        wait_s = bucket.take(now_s) if bucket is not None else 0.0
+        return rules.refuse("tenant_quota", wait_s) if wait_s > 0 else None
+
+    def promise(self, request: Request) -> int:
+        """Blocks that the request is expected to need at its end."""
+        output = request.max_tokens
+        if self.spec is not None and self.spec.promise == "ewma" and self.mean_output:
+            output = min(output, round(self.mean_output))
+        return -(-(request.prompt_tokens + output) // self.config.block_size)
+
+    def budgets(self, request: Request, load: rules.Load) -> rules.Refusal | None:
+        """429 or 503 when a budget is exceeded and the config says to refuse then."""
+        spec = self.spec
+        if spec is None or not spec.reject:
+            return None
+        promise = self.promise(request)
+        if self.weights > 0:
+            tenant = self.config.tenants.get(request.tenant)
+            share = tenant.weight / self.weights if tenant else 0.0
+            held = self.by_tenant.get(request.tenant, 0)
+            if held and rules.over_tenant_share(held, promise, self.committed, self.limit, share):
+                return rules.refuse("tenant_share", load.service_s)
+        if spec.max_queued_requests is not None and load.waiting >= spec.max_queued_requests:
+            return rules.refuse("queue_full", load.service_s / load.active_cap)
+        if rules.over_memory(load, promise, self.limit):
+            return rules.refuse("kv_budget", load.service_s / load.active_cap)
+        deadline_s = request.ttft_deadline_s
+        if deadline_s is not None:
+            wait_s = rules.predicted_ttft_s(load, request.prompt_tokens)
+            if wait_s > deadline_s:
+                return rules.refuse("ttft_budget", wait_s - deadline_s)
+        return None
+
+    def enter(self, request: Request) -> None:
+        """Note the promise of an accepted request."""
+        request.promised = self.promise(request)
+        self.committed += request.promised
+        self.by_tenant[request.tenant] = self.by_tenant.get(request.tenant, 0) + request.promised
+
+    def leave(self, request: Request) -> None:
+        """Forget the promise of a request that ended."""
+        self.committed -= request.promised
+        self.by_tenant[request.tenant] -= request.promised
+        request.promised = 0
+
+    def finished(self, request: Request) -> None:
+        """Learn from a finished answer: moving mean over about 64 of them."""
+        gain = 1.0 / 64 if self.mean_output else 1.0
+        self.mean_output += gain * (request.generated - self.mean_output)

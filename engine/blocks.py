@@ -1,0 +1,109 @@
+"""The KV block pool of one replica, with a prefix cache by block hash.
+
+Input: how many blocks a sequence needs, and the hashes of its prompt's full blocks.
+Output: counts; a sequence's own bookkeeping is `Request.blocks` and `Request.shared`.
+Does not: know about time or policies.
+
+1. plain + idle + in use (shared once each, private) = total, after every call.
+2. A cached block that nobody uses is free: it is the first to be taken, oldest first, once plain ones are gone.
+3. A block is in the cache index only after its tokens were computed.
+Source: vLLM V1 KVCacheManager (hash of a block includes all blocks before it; free queue ordered by last use, the
+tail of a prompt evicted before its head). Blocks of generated tokens are not indexed here.
+"""
+from __future__ import annotations
+
+from engine.request import Request
+
+
+class BlockPool:
+    """Counts of blocks, and for hashed blocks reference counts and an LRU of unused ones."""
+
+    __slots__ = ("total", "plain", "idle", "refs", "caching", "queries", "hits")
+
+    def __init__(self, total: int, caching: bool) -> None:
+        self.total = total
+        self.plain = total  # free, nothing cached in them
+        self.idle: dict[int, None] = {}  # hash -> free but still holding its tokens; oldest first
+        self.refs: dict[int, int] = {}  # hash -> sequences that use the block
+        self.caching = caching
+        self.queries = 0  # prompt tokens looked up
+        self.hits = 0  # prompt tokens found
+
+    @property
+    def free(self) -> int:
+        """Blocks that can be taken now."""
+        return self.plain + len(self.idle)
+
+    @property
+    def used(self) -> int:
+        """Blocks in use by sequences."""
+        return self.total - self.plain - len(self.idle)
+
+    def match(self, request: Request, limit: int) -> int:
+        """How many leading blocks of the prompt are cached, at most `limit`. Changes nothing."""
+        if not self.caching:
+            return 0
+        found = 0
+        refs, idle = self.refs, self.idle
+        for name in request.prefix_hashes[:limit]:
+            if name not in refs and name not in idle:
+                break
+            found += 1
+        return found
+
+    def idle_among(self, request: Request, matched: int) -> int:
+        """How many of the first `matched` blocks would leave the free list when used."""
+        return sum(1 for name in request.prefix_hashes[:matched] if name in self.idle)
+
+    def share(self, request: Request, matched: int) -> None:
+        """Give the first `matched` cached blocks to the request."""
+        for name in request.prefix_hashes[:matched]:
+            if name in self.refs:
+                self.refs[name] += 1
+            else:
+                del self.idle[name]
+                self.refs[name] = 1
+        request.blocks += matched
+        request.shared = matched
+
+    def take(self, request: Request, count: int) -> None:
+        """Give `count` fresh blocks to the request; the caller has checked `free`."""
+        if count > self.plain:
+            for _ in range(count - self.plain):
+                del self.idle[next(iter(self.idle))]
+                self.plain += 1
+        self.plain -= count
+        request.blocks += count
+
+    def index(self, request: Request, block_size: int) -> None:
+        """Enter computed full prompt blocks into the cache index.
+
+        Stops at a block that another sequence entered meanwhile: the own copy stays private and unindexed, and so
+        do the blocks after it, because `shared` counts a prefix.
+        """
+        names = request.prefix_hashes
+        full = min(request.computed // block_size, len(names), request.blocks)
+        while request.shared < full:
+            name = names[request.shared]
+            if name in self.refs or name in self.idle:
+                return
+            self.refs[name] = 1
+            request.shared += 1
+
+    def release(self, request: Request) -> int:
+        """Take all blocks back; returns how many the request held."""
+        held = request.blocks
+        shared = request.shared
+        if shared:
+            names = request.prefix_hashes
+            for name in reversed(names[:shared]):  # the tail becomes the oldest: evicted first
+                left = self.refs[name] - 1
+                if left:
+                    self.refs[name] = left
+                else:
+                    del self.refs[name]
+                    self.idle[name] = None
+        self.plain += held - shared
+        request.blocks = 0
+        request.shared = 0
+        return held

@@ -1,0 +1,479 @@
+"""The scheduler core of one replica: waiting, running and swapped requests over a block pool, step by step.
+
+Input: requests with their arrival time, and the driver's clock as an argument. Output: step plans, their duration,
+and what each step emitted.
+Does not: sleep, read a clock, do I/O, or let a policy see the true output length.
+
+Use: `submit` at any time; at a step boundary `plan(now)`, then `duration(plan)`, and at its end `commit(plan, now)`.
+`plan` chooses and allocates (as vLLM's schedule() does); tokens appear at `commit`. Requests that arrive while a step
+is in flight are seen by the next `plan`. Aborts while a step is in flight take effect at its `commit`.
+
+1. submitted = finished + rejected + aborted + waiting + running + swapped.
+2. Blocks held by a running request = ceil(computed / block_size) after each commit; all are free when drained.
+3. A step has at most max_num_batched_tokens tokens, and at most active_cap sequences run.
+4. A request emits at most min(max_tokens, max_model_len - prompt) tokens, each once, also after preemption.
+5. The first sequence in order can always finish: everything behind it can be preempted.
+Source: vLLM 0.33 v1/core/sched/scheduler.py; SGLang 0.5.23; TensorRT-LLM capacityScheduler (docs/engine.md).
+"""
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from control.admission import Load, refuse
+from control.preemption import cheaper_mode
+from engine import styles
+from engine.admission import Door
+from engine.blocks import BlockPool
+from engine.policies import MlfqPolicy, SlackPolicy, make_policy
+from engine.request import ABORTED, FINISHED, REJECTED, RUNNING, SWAPPED, WAITING, Request
+from engine.settings import EngineConfig
+from engine.stepping import StepTimes
+
+__all__ = ["Admit", "Core", "EngineConfig", "Reject", "Request", "Snapshot", "StepPlan", "StepResult"]
+
+
+@dataclass(frozen=True, slots=True)
+class Admit:
+    """The request waits or will run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """The request was refused; reasons and statuses are in control.admission.REASONS."""
+
+    reason: str
+    http_status: int
+    retry_after_s: float | None = None
+
+
+ADMIT = Admit()
+
+
+class StepPlan:
+    """One step, or `steps` equal ones in pure decode: what is computed."""
+
+    __slots__ = ("index", "decode", "prefill", "tokens", "kv_tokens", "swap_s", "preempted", "admitted", "steps",
+                 "stop", "duration_s")
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.decode: list[Request] = []  # one token each
+        self.prefill: list[tuple[Request, int]] = []  # tokens of a prompt (or of a recomputed context)
+        self.tokens = 0
+        self.kv_tokens = 0
+        self.swap_s = 0.0  # synchronous copies that the step waits for
+        self.preempted: list[Request] = []
+        self.admitted: list[Request] = []
+        self.steps = 1
+        self.stop = ""  # why admission ended: empty | full | blocked | budget | preempted | swapped
+        self.duration_s: float | None = None
+
+
+class StepResult:
+    """What a step emitted: `tokens` holds each request that got one (or `steps` in a stretch)."""
+
+    __slots__ = ("tokens", "finished", "preempted", "aborted", "first")
+
+    def __init__(self) -> None:
+        self.tokens: list[Request] = []
+        self.first: list[Request] = []  # subset of tokens: their first one
+        self.finished: list[Request] = []
+        self.preempted: list[Request] = []
+        self.aborted: list[Request] = []
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals since the start."""
+
+    submitted: int = 0
+    finished: int = 0
+    rejected: int = 0
+    aborted: int = 0
+    preemptions: int = 0
+    swaps: int = 0
+    prompt_tokens: int = 0  # of requests that emitted their first token
+    generated_tokens: int = 0
+    computed_tokens: int = 0
+    steps: int = 0
+    rejections: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """State of a replica at one moment."""
+
+    running: int
+    waiting: int
+    swapped: int
+    kv_blocks_used: int
+    kv_blocks_total: int
+    backlog_tokens: int
+    committed_blocks: int
+    prefix_queries: int
+    prefix_hits: int
+    counters: Counters
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of usable blocks in use."""
+        return self.kv_blocks_used / self.kv_blocks_total
+
+    @property
+    def in_flight(self) -> int:
+        """Requests inside the replica."""
+        return self.running + self.waiting + self.swapped
+
+
+class Core:
+    """One replica. See the module text for the order of calls."""
+
+    def __init__(self, config: EngineConfig, seed: int | None = None) -> None:
+        self.config = config
+        self.pool = BlockPool(config.usable_blocks, config.prefix_caching)
+        self.times = StepTimes(config, config.seed if seed is None else seed)
+        self.policy = make_policy(config)
+        self.door = Door(config)
+        self.running: list[Request] = []
+        self.swapped: list[Request] = []
+        self.by_id: dict[str, Request] = {}  # every live request
+        self.swap_free = config.swap_blocks
+        self.backlog = 0  # uncomputed tokens of requests that are waiting or in prefill
+        self.started = 0  # promised blocks of running and swapped requests
+        self.service_s = 0.0  # moving mean of done - scheduled
+        self.counters = Counters()
+        self.dropped: list[Request] = []  # given up by the policy; the driver empties it after each plan()
+        self.cap = config.active_cap
+        self.limited = config.admission is not None or bool(self.door.buckets)  # decisions depend on the moment
+        self._fifo = config.policy == "fcfs"
+        self._charges = config.policy == "fair"
+        self._mlfq = self.policy if isinstance(self.policy, MlfqPolicy) else None
+        self._sheds = isinstance(self.policy, SlackPolicy) and config.hopeless == "shed"
+        self._watermark = int(config.watermark * config.usable_blocks)
+        self._style = styles.make_style(self)
+        self._plan: StepPlan | None = None
+        self._plan_end = 0.0
+        self._aborting: list[Request] = []
+
+    # -- arrivals and departures -------------------------------------------------------------------------------
+
+    def submit(self, request: Request, now_s: float) -> Admit | Reject:
+        """Enter a request, or refuse it with a reason and an HTTP status."""
+        if request.request_id in self.by_id:
+            raise ValueError(f"request id {request.request_id!r} is already in the engine; ids must be unique")
+        config, door = self.config, self.door
+        spec = config.spec(request.request_class)
+        if request.priority is None:
+            request.priority = spec.priority
+        if request.ttft_deadline_s is None:
+            request.ttft_deadline_s = spec.ttft_deadline_s
+        if request.tpot_deadline_s is None:
+            request.tpot_deadline_s = spec.tpot_deadline_s
+        self.counters.submitted += 1
+        refusal = door.impossible(request)
+        if refusal is None and door.buckets:
+            refusal = door.quota(request, now_s)
+        if refusal is None and door.rejects:
+            refusal = door.budgets(request, self._load(now_s))
+        if refusal is not None:
+            self._refuse(request, refusal.reason, now_s)
+            return Reject(refusal.reason, refusal.http_status, refusal.retry_after_s)
+        request.state = WAITING
+        self.by_id[request.request_id] = request
+        self.backlog += request.prompt_tokens
+        door.enter(request)
+        self.policy.push(request.refresh(), now_s)
+        return ADMIT
+
+    def _refuse(self, request: Request, reason: str, now_s: float) -> None:
+        request.state, request.reason, request.done_s = REJECTED, reason, now_s
+        self.counters.rejected += 1
+        self.counters.rejections[reason] = self.counters.rejections.get(reason, 0) + 1
+
+    def abort(self, request_id: str, now_s: float) -> bool:
+        """Take a request out (client gone, timeout). False when it is not here (any more).
+
+        One that is part of the step in flight leaves at that step's commit, without that step's token.
+        """
+        request = self.by_id.get(request_id)
+        if request is None:
+            return False
+        if request.state == RUNNING:
+            if self._plan is not None:
+                if request not in self._aborting:
+                    self._aborting.append(request)
+                return True
+            self.running.remove(request)
+        elif request.state == SWAPPED:
+            self.swapped.remove(request)
+        else:
+            assert request.view is not None
+            self.policy.remove(request.view)
+        self._leave(request, ABORTED, now_s)
+        self.counters.aborted += 1
+        return True
+
+    def _leave(self, request: Request, state: str, now_s: float) -> None:
+        """Forget a live request that is in no queue any more."""
+        if request.state in (RUNNING, SWAPPED):
+            self.started -= request.promised
+        if request.state == SWAPPED:
+            self.swap_free += request.swap_blocks
+            request.swap_blocks = 0
+        if state != FINISHED:
+            self.backlog -= self._owed(request)
+        if request.blocks:
+            self.pool.release(request)
+        self.door.leave(request)
+        request.state, request.done_s = state, now_s
+        del self.by_id[request.request_id]
+
+    @staticmethod
+    def _owed(request: Request) -> int:
+        """Tokens to compute before the request can emit; 0 for one that is decoding."""
+        left = request.prompt_tokens + request.generated - request.computed
+        return 0 if left == 1 and request.generated else left
+
+    def _load(self, now_s: float) -> Load:
+        """What admission looks at, as of now."""
+        config, running = self.config, len(self.running)
+        budget = config.max_num_batched_tokens
+        full_s = self.times.base_s(budget, running, 0)
+        service_s = self.service_s or self.door.mean_output * self.times.base_s(self.cap, self.cap, 0)
+        residual_s = max(0.0, self._plan_end - now_s) if self._plan is not None else 0.0
+        tps = max(1, budget - running) / full_s if full_s > 0 else math.inf
+        return Load(running, len(self.policy) + len(self.swapped), self.cap, self.backlog, self.door.committed,
+                    self.pool.total, tps, residual_s, service_s)
+
+    # -- steps ---------------------------------------------------------------------------------------------------
+
+    def plan(self, now_s: float) -> StepPlan | None:
+        """The next step, or None when nothing can be computed now. Requests given up are put in `dropped`."""
+        if self._plan is not None:
+            raise RuntimeError("plan() was called while a step is in flight; commit() it first")
+        plan = StepPlan(self.times.index)
+        while self.by_id:
+            if self._mlfq is not None:
+                self._give_way(plan, now_s)
+            before = len(plan.preempted)
+            self._style.fill(plan, now_s)
+            if self._sheds:
+                self._drop(now_s)
+            if plan.decode or plan.prefill or len(plan.preempted) == before:
+                break
+            # A step that only preempted takes no time: the next one follows at once, over fewer sequences.
+        if not plan.decode and not plan.prefill:
+            return None
+        plan.tokens = len(plan.decode) + sum([n for _, n in plan.prefill])
+        plan.kv_tokens = sum([r.computed for r in plan.decode]) + sum([r.computed for r, _ in plan.prefill])
+        self._plan = plan
+        self._plan_end = now_s + self.duration(plan)
+        return plan
+
+    def duration(self, plan: StepPlan) -> float:
+        """Seconds that the step (or stretch) takes, with noise and time_scale; the same however often asked."""
+        if plan.duration_s is None:
+            plan.duration_s = plan.swap_s + self.times.step_s(plan.tokens, len(plan.decode), plan.kv_tokens)
+        return plan.duration_s
+
+    def wake_s(self, now_s: float) -> float:
+        """When `plan` returned None: the moment at which it may not, inf = only an arrival can change that."""
+        return min((r.ready_s for r in self.swapped if r.ready_s > now_s), default=math.inf)
+
+    def _drop(self, now_s: float) -> None:
+        for view in self.policy.take_hopeless():
+            request = self.by_id[view.request_id]
+            self._leave(request, REJECTED, now_s)
+            self._refuse(request, "hopeless", now_s)
+            self.dropped.append(request)
+
+    def _give_way(self, plan: StepPlan, now_s: float) -> None:
+        """mlfq: running requests that used their quantum sink, and make room for better levels that wait."""
+        assert self._mlfq is not None
+        sunk = [r for r in self.running if r.generated and self._mlfq.sink(r.refresh())]
+        for request in sorted(sunk, key=lambda r: -r.view.level):  # type: ignore[union-attr]
+            head = self.policy.peek(now_s)
+            if head is None or plan.stop == "empty" or len(plan.preempted) >= len(self.policy):
+                return
+            if head.level < request.view.level:  # type: ignore[union-attr]
+                self.preempt(self.running.index(request), plan, now_s)
+
+    def preempt(self, index: int, plan: StepPlan, now_s: float) -> Request:
+        """Take the running request at `index` out of memory: to the host if the mode and the room allow, else drop."""
+        request = self.running.pop(index)
+        config = self.config
+        if plan.decode or plan.prefill:
+            styles.unschedule(plan, request)
+        blocks = request.blocks
+        mode = config.preemption_mode
+        if mode == "auto":
+            mode = cheaper_mode(request.computed, 0, styles.machine(config))
+        if mode == "swap" and 0 < blocks <= self.swap_free:
+            request.state = SWAPPED
+            request.swap_blocks = blocks
+            self.swap_free -= blocks
+            self.counters.swaps += 1
+            self._copy(request, plan, now_s)
+            self.swapped.insert(0, request)
+        else:
+            self.started -= request.promised
+            self.backlog += request.num_tokens - self._owed(request)
+            request.state = WAITING
+            request.computed = 0
+        if blocks:
+            self.pool.release(request)
+        request.preemptions += 1
+        if request.state == WAITING:
+            self.policy.push_back(request.refresh(), now_s)
+        self.counters.preemptions += 1
+        plan.preempted.append(request)
+        return request
+
+    def _copy(self, request: Request, plan: StepPlan, now_s: float) -> None:
+        """Pay for one copy between device and host: by the step, or by the request alone when asynchronous."""
+        profile = self.config.profile
+        seconds = profile.transfer_fixed_s + request.computed * profile.kv_bytes_per_token / (profile.pcie_gb_s * 1e9)
+        seconds *= self.config.time_scale
+        if profile.swap_async:
+            request.ready_s = now_s + 2 * seconds  # out now, in when needed
+        elif request.state == SWAPPED:
+            plan.swap_s += seconds  # out
+        else:
+            plan.swap_s += seconds  # in
+
+    def admit(self, request: Request, plan: StepPlan, now_s: float) -> None:
+        """Note that a request joins the running ones with this step."""
+        if request.state == SWAPPED:
+            self.swap_free += request.swap_blocks
+            request.swap_blocks = 0
+            request.state = RUNNING
+            if not self.config.profile.swap_async:
+                self._copy(request, plan, now_s)
+        else:
+            request.state = RUNNING
+            self.started += request.promised
+        if request.scheduled_s is None:
+            request.scheduled_s = now_s
+        self.running.append(request)
+        plan.admitted.append(request)
+
+    def commit(self, plan: StepPlan, now_s: float) -> StepResult:
+        """End the step in flight at `now_s`: its tokens, finished, preempted and aborted requests."""
+        if plan is not self._plan:
+            raise RuntimeError("commit() needs the plan that plan() returned last")
+        self._plan = None
+        self.times.advance(plan.steps)
+        result = StepResult()
+        result.preempted = plan.preempted
+        if self._aborting:
+            self._commit_aborts(plan, result, now_s)
+        emitted, finished, steps = result.tokens, result.finished, plan.steps
+        for request in plan.decode:
+            request.computed += steps
+            request.generated += steps
+            request.last_token_s = now_s
+            if request.generated >= request.target:
+                finished.append(request)
+        emitted += plan.decode
+        for request, count in plan.prefill:
+            request.computed += count
+            self.backlog -= count
+            if request.prefix_hashes and self.pool.caching:
+                self.pool.index(request, self.config.block_size)
+            if request.computed >= request.prompt_tokens + request.generated:
+                self._emit_prefilled(request, result, now_s)
+        counters = self.counters
+        counters.steps += steps
+        counters.computed_tokens += plan.tokens * steps
+        counters.generated_tokens += len(plan.decode) * steps
+        if self._charges:
+            for request in plan.decode:
+                self.policy.served(request.view, 0, steps)  # type: ignore[arg-type]
+        if finished:
+            for request in finished:
+                self._finish(request, now_s)
+            self.running = [r for r in self.running if r.state == RUNNING]
+        self._style.after(plan, result)
+        return result
+
+    def _emit_prefilled(self, request: Request, result: StepResult, now_s: float) -> None:
+        """The token that comes with the end of a prefill (also of a recomputed one)."""
+        request.generated += 1
+        request.last_token_s = now_s
+        result.tokens.append(request)
+        self.counters.generated_tokens += 1
+        if request.first_token_s is None:
+            request.first_token_s = now_s
+            self.counters.prompt_tokens += request.prompt_tokens
+            result.first.append(request)
+        if self._charges:
+            self.policy.served(request.view, request.prompt_tokens, 1)  # type: ignore[arg-type]
+        if request.generated >= request.target:
+            result.finished.append(request)
+
+    def _commit_aborts(self, plan: StepPlan, result: StepResult, now_s: float) -> None:
+        for request in self._aborting:
+            if request.state != RUNNING:
+                continue
+            styles.unschedule(plan, request)
+            self.running.remove(request)
+            self._leave(request, ABORTED, now_s)
+            self.counters.aborted += 1
+            result.aborted.append(request)
+        self._aborting = []
+
+    def _finish(self, request: Request, now_s: float) -> None:
+        limit = min(request.max_tokens, self.config.max_model_len - request.prompt_tokens)
+        request.finish_reason = "length" if request.generated >= limit and request.output_tokens >= limit else "stop"
+        held_s = now_s - (request.scheduled_s or 0.0)
+        self.service_s += (held_s - self.service_s) * (1.0 / 64 if self.service_s else 1.0)
+        self.door.finished(request)
+        self._leave(request, FINISHED, now_s)
+        self.counters.finished += 1
+
+    # -- stretches of pure decode ------------------------------------------------------------------------------
+
+    def stretch(self, plan: StepPlan, now_s: float, next_arrival_s: float, next_event_s: float) -> float:
+        """Extend a planned step to all that follow until something can change; the end of the last, in seconds.
+
+        Exact: the same finish times, blocks and noise as step by step. The last step is the first to end at or after
+        `next_event_s` (an abort), and at or after `next_arrival_s` where an arrival could change a decision.
+        """
+        end = now_s + self.duration(plan)
+        steps = self._style.jump(plan, now_s)
+        if steps <= 1:
+            return end
+        horizon = next_event_s
+        blocked = plan.stop == "blocked" and self._fifo
+        full = plan.stop == "full" and self._mlfq is None
+        if not (full or blocked) or self.limited:
+            horizon = min(horizon, next_arrival_s)
+        if self._sheds or plan.stop == "blocked" or self._mlfq is not None:
+            horizon = min(horizon, self.policy.stable_until(now_s))
+        if self.swapped:
+            horizon = min(horizon, self.wake_s(now_s))
+        steps = min(steps, self.times.longest())
+        n = len(plan.decode)
+        base = self.times.base_s(plan.tokens, n, plan.kv_tokens)
+        growth = self.times.kv_s * n
+        if horizon < math.inf:
+            steps = self.times.steps_until(horizon - now_s, steps, base, growth)
+            if self.limited and horizon == next_arrival_s:
+                steps -= 1  # the door must see the state at the arrival: do the step it lands in by itself
+        if steps <= 1:
+            return end
+        size, pool = self.config.block_size, self.pool
+        for request in plan.decode:
+            extra = (request.computed + steps - 1) // size + 1 - request.blocks
+            if extra > 0:
+                pool.take(request, extra)
+        plan.steps = steps
+        plan.duration_s = self.times.stretch_s(steps, base, growth)
+        self._plan_end = now_s + plan.duration_s
+        return self._plan_end
+
+    def snapshot(self) -> Snapshot:
+        """State of now, for routers, /metrics and /debug/state."""
+        return Snapshot(len(self.running), len(self.policy), len(self.swapped), self.pool.used, self.pool.total,
+                        self.backlog, self.door.committed, self.pool.queries, self.pool.hits, self.counters)

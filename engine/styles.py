@@ -1,0 +1,346 @@
+"""How one step is filled: vLLM V1, SGLang, and the two TensorRT-LLM capacity policies.
+
+Input: a core with its queues and pool. Output: the step plan, filled; blocks are allocated here.
+Does not: emit tokens or measure time.
+
+vllm           running first, in order; preempt the policy's victim when blocks run out; admit only if nothing was
+               preempted; the whole prompt must fit in free blocks; prefill and decode share a step.
+sglang         a prefill batch goes before decoding and stalls it; admission reserves a share of the output still to
+               come (new_token_ratio, falling while nothing is retracted); out of blocks: retract the shortest.
+trt_no_evict   like vllm, but blocks to completion are reserved for every started request; nothing is preempted.
+trt_max_util   like vllm, but only this step's blocks are needed to start; the last started is paused.
+"""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from control.preemption import VictimRule
+from engine.request import Request
+from engine.settings import EngineConfig
+
+if TYPE_CHECKING:
+    from engine.scheduler import Core, StepPlan, StepResult
+
+
+def unschedule(plan: StepPlan, request: Request) -> int:
+    """Take a request out of a plan; the tokens that this gives back."""
+    for i, other in enumerate(plan.decode):
+        if other is request:
+            del plan.decode[i]
+            return 1
+    for i, (other, count) in enumerate(plan.prefill):
+        if other is request:
+            del plan.prefill[i]
+            return count
+    return 0
+
+
+def machine(config: EngineConfig) -> VictimRule:
+    """The costs of preemption on the configured hardware."""
+    profile = config.profile
+    return VictimRule(1.0 / profile.prefill_tps, profile.attention_s, profile.kv_bytes_per_token,
+                      profile.pcie_gb_s * 1e9, profile.transfer_fixed_s, True)
+
+
+class MixedStyle:
+    """vLLM V1 and TensorRT-LLM: prefill chunks and decodes in one step."""
+
+    def __init__(self, core: Core, *, whole_prompt: bool, to_completion: bool) -> None:
+        self.core = core
+        self.whole_prompt = whole_prompt
+        self.to_completion = to_completion
+
+    def fill(self, plan: StepPlan, now_s: float) -> None:
+        """Choose the step: running requests, then swapped, then waiting ones."""
+        budget = self._run(plan, now_s)
+        core = self.core
+        if plan.preempted:
+            plan.stop = "preempted"
+        elif core.swapped and not self._swap_in(plan, now_s, budget):
+            plan.stop = "swapped"
+        else:
+            budget -= sum([n for r, n in plan.prefill if r in plan.admitted]) if plan.admitted else 0
+            budget -= sum([1 for r in plan.decode if r in plan.admitted]) if plan.admitted else 0
+            plan.stop = self._admit(plan, now_s, budget)
+
+    def _run(self, plan: StepPlan, now_s: float) -> int:
+        """Schedule running requests in order, preempting when blocks run out; the budget left."""
+        core = self.core
+        config, pool, running = core.config, core.pool, core.running
+        size, budget = config.block_size, config.max_num_batched_tokens
+        threshold = config.long_prefill_token_threshold
+        decode, free = plan.decode, pool.plain
+        i = 0
+        while i < len(running) and budget > 0:
+            request = running[i]
+            computed = request.computed
+            count = request.prompt_tokens + request.generated - computed
+            if count > 1:
+                if threshold and count > threshold:
+                    count = threshold
+                if count > budget:
+                    count = budget
+                extra = -(-(computed + count) // size) - request.blocks
+            else:
+                extra = 1 if computed >= request.blocks * size else 0
+            if extra > 0:
+                if extra <= free:
+                    pool.plain = free = free - extra
+                    request.blocks += extra
+                else:
+                    while extra > pool.free:
+                        victim = self._victim(now_s)
+                        gone = running[victim]
+                        budget += self._preempt(victim, plan, now_s)
+                        if victim < i:
+                            i -= 1
+                        if gone is request:
+                            return budget
+                    pool.take(request, extra)
+                    free = pool.plain
+            if count == 1 and request.generated:
+                decode.append(request)
+            else:
+                plan.prefill.append((request, count))
+            budget -= count
+            i += 1
+        return budget
+
+    def _preempt(self, index: int, plan: StepPlan, now_s: float) -> int:
+        """Preempt a running request; the tokens that it had in this step."""
+        core = self.core
+        given_back = unschedule(plan, core.running[index])
+        core.preempt(index, plan, now_s)
+        return given_back
+
+    def _victim(self, now_s: float) -> int:
+        core = self.core
+        if core.config.policy == "fcfs" or self.to_completion:
+            return len(core.running) - 1
+        return core.policy.victim([r.refresh() for r in core.running], now_s)
+
+    def _swap_in(self, plan: StepPlan, now_s: float, budget: int) -> bool:
+        """Bring swapped requests back in order; True when none is left outside."""
+        core = self.core
+        config, pool = core.config, core.pool
+        while core.swapped:
+            request = core.swapped[0]
+            if len(core.running) >= core.cap or budget <= 0 or request.ready_s > now_s:
+                return False
+            left = request.num_tokens - request.computed
+            count = min(left, budget)
+            blocks = -(-(request.computed + count) // config.block_size)
+            if blocks > pool.free - (core._watermark if core.running else 0):
+                return False
+            del core.swapped[0]
+            pool.take(request, blocks)
+            core.admit(request, plan, now_s)
+            if count == 1 and request.generated:
+                plan.decode.append(request)
+            else:
+                plan.prefill.append((request, count))
+            budget -= count
+        return True
+
+    def _admit(self, plan: StepPlan, now_s: float, budget: int) -> str:
+        """Start waiting requests in the policy's order until one does not fit; why it ended."""
+        core = self.core
+        config, pool, policy, running = core.config, core.pool, core.policy, core.running
+        size = config.block_size
+        while True:
+            view = policy.peek(now_s)
+            if view is None:
+                return "empty"
+            if len(running) >= core.cap:
+                return "full"
+            if budget <= 0:
+                return "budget"
+            request = core.by_id[view.request_id]
+            total = request.prompt_tokens + request.generated
+            matched = pool.match(request, (total - 1) // size) if pool.caching else 0
+            cached = matched * size
+            count = left = total - cached
+            if count > budget:
+                if not config.enable_chunked_prefill:
+                    return "budget"
+                count = budget
+            threshold = config.long_prefill_token_threshold
+            if threshold and count > threshold and config.enable_chunked_prefill:
+                count = threshold
+            now_blocks = -(-(cached + count) // size) - matched
+            need = -(-total // size) - matched if self.whole_prompt else now_blocks
+            if matched:
+                need += pool.idle_among(request, matched)
+            if need > pool.free - (core._watermark if running else 0) or not self._fits(request):
+                return "blocked"
+            policy.pop(now_s)
+            if pool.caching:
+                pool.queries += total
+                pool.hits += cached
+                if matched:
+                    pool.share(request, matched)
+                    request.computed = cached
+                    request.cached_tokens = max(request.cached_tokens, cached)
+                    core.backlog -= cached
+            if now_blocks > pool.plain:
+                pool.take(request, now_blocks)
+            else:
+                pool.plain -= now_blocks
+                request.blocks += now_blocks
+            core.admit(request, plan, now_s)
+            plan.prefill.append((request, count))
+            budget -= count
+            if count < left and budget <= 0:
+                return "budget"
+
+    def _fits(self, request: Request) -> bool:
+        """The promises that admission to the running set looks at."""
+        core = self.core
+        if self.to_completion:
+            full = sum([-(-(r.prompt_tokens + r.max_tokens) // core.config.block_size) for r in core.running])
+            own = -(-(request.prompt_tokens + request.max_tokens) // core.config.block_size)
+            if full + own > core.pool.total:
+                return False
+        if core.door.gates and core.started > 0:
+            return core.started + request.promised <= core.door.limit
+        return True
+
+    def jump(self, plan: StepPlan, now_s: float) -> int:
+        """Steps that can follow without a new decision: 1 = none beyond this one."""
+        core = self.core
+        if plan.prefill or plan.preempted or plan.swap_s or plan.admitted or len(plan.decode) != len(core.running):
+            return 1
+        stop = plan.stop
+        if stop == "blocked":
+            if core.policy.stable_until(now_s) <= now_s:
+                return 1
+        elif stop == "swapped":
+            if len(core.running) < core.cap and core.swapped[0].ready_s > now_s:
+                return 1
+        elif stop not in ("empty", "full"):
+            return 1
+        return self._free_run(plan)
+
+    def _free_run(self, plan: StepPlan) -> int:
+        """Steps until a request finishes, sinks a level, or blocks run out."""
+        core = self.core
+        decode = plan.decode
+        steps = min([r.target - r.generated for r in decode])
+        if core._mlfq is not None:
+            steps = min(steps, min([_to_quantum(core, r) for r in decode]))
+        size, free = core.config.block_size, core.pool.free
+        if len(decode) * (steps // size + 1) <= free:
+            return steps
+        low, high = 1, steps + 1  # low fits: it is allocated; high may not
+        while high - low > 1:
+            middle = (low + high) // 2
+            need = sum([(r.computed + middle - 1) // size + 1 - r.blocks for r in decode])
+            if need <= free:
+                low = middle
+            else:
+                high = middle
+        return low
+
+    def after(self, plan: StepPlan, result: StepResult) -> None:
+        """Told of each finished step."""
+
+
+def _to_quantum(core: Core, request: Request) -> int:
+    """Steps until an mlfq level is used up."""
+    view = request.view
+    assert view is not None and core._mlfq is not None
+    if view.level == core._mlfq.LEVELS - 1:
+        return 1 << 40
+    return max(1, core._mlfq.quantum(view.level) - (request.generated - view.level_start))
+
+
+class SglangStyle(MixedStyle):
+    """SGLang: prefill batches stall decoding; output is reserved by a ratio; retraction instead of preemption."""
+
+    START_RATIO, LEAST_RATIO, DECAY_STEPS, CLIP = 0.7, 0.098, 600, 4096
+
+    def __init__(self, core: Core) -> None:
+        super().__init__(core, whole_prompt=False, to_completion=False)
+        self.ratio = self.START_RATIO
+
+    def fill(self, plan: StepPlan, now_s: float) -> None:
+        core = self.core
+        size, pool = core.config.block_size, core.pool
+        budget = core.config.max_num_batched_tokens
+        for request in core.running:  # chunks that were cut go on first
+            left = request.num_tokens - request.computed
+            if budget <= 0 or (left == 1 and request.generated):
+                continue
+            count = min(left, budget)
+            extra = -(-(request.computed + count) // size) - request.blocks
+            if extra > pool.free:
+                break
+            pool.take(request, extra)
+            plan.prefill.append((request, count))
+            budget -= count
+        if plan.preempted:
+            plan.stop = "preempted"
+        elif core.swapped and not self._swap_in(plan, now_s, budget):
+            plan.stop = "swapped"
+        else:
+            plan.stop = self._admit(plan, now_s, budget - len(plan.admitted))
+        if plan.prefill:
+            plan.decode.clear()
+            return
+        self._decode(plan, now_s)
+
+    def _fits(self, request: Request) -> bool:
+        """Free tokens must cover the prompt, its output, and the reserved part of what runs."""
+        core = self.core
+        limit = self.CLIP
+        reserved = sum([min(r.max_tokens - r.generated, limit) for r in core.running]) * self.ratio
+        room = core.pool.free * core.config.block_size - reserved
+        own = request.num_tokens + min(request.max_tokens - request.generated, limit)
+        if core.running and own > room:
+            return False
+        return super()._fits(request)
+
+    def _decode(self, plan: StepPlan, now_s: float) -> None:
+        """One token for each running request, after retracting what does not fit."""
+        core = self.core
+        size, pool = core.config.block_size, core.pool
+        plan.decode.clear()
+        retracted = False
+        while True:
+            needy = [r for r in core.running if r.computed >= r.blocks * size]
+            if len(needy) <= pool.free or len(core.running) <= 1:
+                break
+            # Fewest generated tokens first, ties the longest prompt, then the last started.
+            order = [(r.generated, -r.prompt_tokens, -i) for i, r in enumerate(core.running)]
+            core.preempt(-min(order)[2], plan, now_s)
+            retracted = True
+        if retracted:
+            done = sum([r.generated for r in core.running])
+            asked = sum([r.max_tokens for r in core.running])
+            self.ratio = min(1.0, (done + 20 * len(core.running)) / (asked + 1))
+        for request in needy:
+            if pool.free:
+                pool.take(request, 1)
+        plan.decode.extend([r for r in core.running if r.computed < r.blocks * size])
+
+    def jump(self, plan: StepPlan, now_s: float) -> int:
+        if plan.stop == "blocked" and self.ratio > self.LEAST_RATIO:
+            return 1  # the reserve falls with each step, so the head may fit soon
+        return super().jump(plan, now_s)
+
+    def after(self, plan: StepPlan, result: StepResult) -> None:
+        if plan.decode:
+            fall = (self.START_RATIO - self.LEAST_RATIO) / self.DECAY_STEPS
+            self.ratio = max(self.LEAST_RATIO, self.ratio - fall * plan.steps)
+
+
+def make_style(core: Core) -> MixedStyle:
+    """The step rule of the configured engine style."""
+    style = core.config.style
+    if style == "sglang":
+        return SglangStyle(core)
+    if style == "trt_no_evict":
+        return MixedStyle(core, whole_prompt=False, to_completion=True)
+    if style == "trt_max_util":
+        return MixedStyle(core, whole_prompt=False, to_completion=False)
+    return MixedStyle(core, whole_prompt=core.config.reserve_full_prompt, to_completion=False)
