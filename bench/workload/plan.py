@@ -1,0 +1,303 @@
+"""The plan of a run: its stages and laws, everything a worker needs to compute the load by itself.
+
+Input: a `Config` and the name of a shape.
+Output: `Plan`, frozen, to and from JSON (the master sends it to its workers).
+Does not: draw anything (`schedule.py` does), know the time of day, know workers.
+
+1. A plan is complete: trace rows and observed lengths travel inside it, so that no worker reads a file.
+2. A stage's seed follows from the run's seed, its rates and (when repeats differ) its repeat. So the
+   stage at 20 QPS sends the same load alone, in a sweep, or in another order.
+3. `build_plan` alone opens files: the trace and the list of lengths that the config names.
+"""
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.config.schema import Config
+from bench.workload import lengths as laws
+from bench.workload.arrivals import Levels, integrated_rate, rate_at
+from bench.workload.lengths import Lengths
+from bench.workload.trace import Trace, TraceError, read_trace
+
+SHAPES = ("sweep", "repeat", "ramp", "spike", "smoke", "replay", "single")
+SMOKE_QPS = 2.0  # the reference's small-scale check before a sweep
+SMOKE_S = 30.0
+SPIKE_FACTOR = 3.0  # peak over base when no rates are given
+FORMAT = 1
+
+
+class PlanError(ValueError):
+    """The shape cannot be built from this config; the message says which key to change."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One offered rate. Times in seconds from the stage's start; `duration_s` includes the warm-up."""
+
+    index: int
+    repeat: int
+    name: str
+    offered_qps: float  # constant rate, start of a ramp, mean of a spike or replay
+    ramp_to_qps: float | None
+    process: str
+    burstiness: float
+    duration_s: float
+    warmup_s: float
+    drain_limit_s: float
+    seed: int
+    # Rate profile when it is neither constant nor one ramp: (time_s, qps) points.
+    profile: tuple[tuple[float, float], ...] = ()
+
+    def levels(self) -> Levels:
+        """Rate profile as (time_s, qps) points, from 0 to `duration_s`."""
+        if self.profile:
+            return self.profile
+        end = self.offered_qps if self.ramp_to_qps is None else self.ramp_to_qps
+        return ((0.0, self.offered_qps), (self.duration_s, end))
+
+    def rate_at(self, t_s: float) -> float:
+        """Asked rate in 1/s at `t_s` seconds from the stage's start."""
+        return rate_at(self.levels(), t_s)
+
+    @property
+    def expected_arrivals(self) -> float:
+        """Integral of the rate over the stage, warm-up included."""
+        return integrated_rate(self.levels(), self.duration_s)
+
+    @property
+    def expected_window_arrivals(self) -> float:
+        """Integral of the rate over the window (the warm-up left out)."""
+        return self.expected_arrivals - integrated_rate(self.levels(), self.warmup_s)
+
+    @property
+    def window_s(self) -> float:
+        """Seconds whose arrivals enter the statistics."""
+        return self.duration_s - self.warmup_s
+
+
+@dataclass(frozen=True)
+class LengthLaws:
+    """Laws of prompt and output length (a trace, when there is one, takes their place)."""
+
+    input: Lengths
+    output: Lengths
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """How prompts are made of words."""
+
+    tokens_per_word: float = 1.0
+    unique: bool = True
+
+
+@dataclass(frozen=True)
+class Group:
+    """A tenant or a request class: label and share of arrivals."""
+
+    name: str
+    share: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All stages and the laws of their load."""
+
+    stages: tuple[Stage, ...]
+    run_seed: int
+    shape: str
+    lengths: LengthLaws
+    prompts: Prompts
+    trace: Trace | None = None
+    tenants: tuple[Group, ...] = ()
+    classes: tuple[Group, ...] = ()
+    target_qps: float | None = field(default=None)
+
+    def to_json(self) -> str:
+        """One line of JSON; `from_json` gives an equal plan."""
+        return json.dumps(
+            {
+                "format": FORMAT, "run_seed": self.run_seed, "shape": self.shape, "target_qps": self.target_qps,
+                "stages": [asdict(stage) for stage in self.stages],
+                "lengths": {"input": self.lengths.input.to_dict(), "output": self.lengths.output.to_dict()},
+                "prompts": asdict(self.prompts),
+                "trace": self.trace.to_dict() if self.trace is not None else None,
+                "tenants": [asdict(group) for group in self.tenants],
+                "classes": [asdict(group) for group in self.classes],
+            },
+            allow_nan=False, separators=(",", ":"),
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """The plan in a `to_json` text. Raises ValueError on another format number."""
+        data = json.loads(text)
+        if data.get("format") != FORMAT:
+            raise ValueError(f"plan: format is {data.get('format')!r}, this version reads {FORMAT}; use one version everywhere")
+        return cls(
+            stages=tuple(
+                Stage(**{**stage, "profile": tuple((t, q) for t, q in stage["profile"])}) for stage in data["stages"]
+            ),
+            run_seed=data["run_seed"], shape=data["shape"], target_qps=data["target_qps"],
+            lengths=LengthLaws(Lengths.from_dict(data["lengths"]["input"]), Lengths.from_dict(data["lengths"]["output"])),
+            prompts=Prompts(**data["prompts"]),
+            trace=Trace.from_dict(data["trace"]) if data["trace"] is not None else None,
+            tenants=tuple(Group(**group) for group in data["tenants"]),
+            classes=tuple(Group(**group) for group in data["classes"]),
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Plan) and self.to_json() == other.to_json()
+
+    def __hash__(self) -> int:
+        return hash(self.to_json())
+
+
+def stage_seed(run_seed: int, rates: Levels, repeat: int) -> int:
+    """Seed of a stage, a whole number below 2**53 (exact in JSON everywhere).
+
+    Keyed by the rates (in micro-QPS), not by the position, and by the repeat; `build_plan` passes repeat 0
+    when repeats shall send the same load.
+    """
+    key = [round(qps * 1_000_000) for _, qps in rates] + [repeat]
+    words = [part for number in key for part in (number & 0xFFFFFFFF, number >> 32)]
+    state = np.random.SeedSequence(run_seed, spawn_key=tuple(words)).generate_state(2, np.uint32)
+    return (int(state[0]) | int(state[1]) << 32) >> 11
+
+
+def build_plan(config: Config, shape: str = "sweep", *, qps: list[float] | None = None,
+               duration_s: float | None = None, repeats: int | None = None, seed: int | None = None) -> Plan:
+    """The plan of a shape; the keyword arguments go before the config's values.
+
+    Raises PlanError when the shape needs what the config does not give, TraceError or ValueError (with
+    file and line) when a named file is damaged.
+    """
+    run_seed = config.loadgen.seed if seed is None else seed
+    trace = _load_trace(config, shape)
+    levels = _levels(config, shape, qps, duration_s, repeats, trace)
+    stages: list[Stage] = []
+    seen: dict[tuple[tuple[float, float], ...], int] = {}
+    process = "trace" if shape == "replay" else config.loadgen.arrival_process
+    for index, (label, points) in enumerate(levels):
+        repeat = seen.get(points, 0)
+        seen[points] = repeat + 1
+        length_s = points[-1][0]
+        warmup_s = 0.0 if shape in ("ramp", "spike", "replay") else config.warmup_s(length_s)
+        if warmup_s >= length_s:
+            raise PlanError(
+                f"sweep.warmup_sec is {warmup_s:g}, stage {index} lasts {length_s:g} s; shorten the warm-up or lengthen the stage"
+            )
+        simple = len(points) == 2
+        stage = Stage(
+            index=index, repeat=repeat, name=f"{index:02d} {config.target.endpoint} @{label}",
+            offered_qps=points[0][1] if simple else integrated_rate(points, length_s) / length_s,
+            ramp_to_qps=points[1][1] if simple and points[1][1] != points[0][1] else None,
+            process=process, burstiness=config.loadgen.burstiness,
+            duration_s=length_s, warmup_s=warmup_s, drain_limit_s=config.sweep.drain_limit_sec,
+            seed=stage_seed(run_seed, points, repeat if config.sweep.repeat_seed == "different" else 0),
+        )
+        stages.append(stage if simple else replace(stage, profile=points))
+    return Plan(
+        stages=tuple(stages), run_seed=run_seed, shape=shape, lengths=_length_laws(config),
+        prompts=Prompts(config.target.tokens_per_word, config.loadgen.unique_prompts), trace=trace,
+        tenants=tuple(Group(t.name, t.share) for t in config.tenants),
+        classes=tuple(Group(c.name, c.share) for c in config.classes),
+        target_qps=config.loadgen.target_qps,
+    )
+
+
+Points = tuple[tuple[float, float], ...]
+
+
+def _flat(rate: float, length_s: float) -> tuple[str, Points]:
+    return f"{rate:g}", ((0.0, float(rate)), (float(length_s), float(rate)))
+
+
+def _levels(config: Config, shape: str, qps: list[float] | None, duration_s: float | None,
+            repeats: int | None, trace: Trace | None) -> list[tuple[str, Points]]:
+    """(label, rate profile) of every stage of a shape, in order."""
+    target = config.loadgen.target_qps
+    length_s = duration_s or config.stage_duration_s()
+    for rate in qps or ():
+        if not 0 < rate <= 100_000:
+            raise PlanError(f"qps holds {rate:g}; rates lie above 0 and at most 100000")
+    if duration_s is not None and not 0 < duration_s <= 7 * 86_400:
+        raise PlanError(f"duration is {duration_s:g} s; it lies above 0 and at most a week")
+    if repeats is not None and repeats < 1:
+        raise PlanError(f"repeats is {repeats}; at least 1")
+    if shape == "sweep":
+        one = []
+        for rate in qps or config.sweep.qps:
+            longer = config.sweep.target_duration_sec if duration_s is None and rate == target else None
+            one.append(_flat(rate, longer or length_s))
+        return one * (repeats or config.sweep.repeats)
+    if shape == "repeat":
+        # One repeat shows nothing; three is what the reference asks for.
+        times = repeats or max(config.sweep.repeats, 3)
+        if duration_s is None and config.sweep.target_duration_sec is not None:
+            length_s = config.sweep.target_duration_sec
+        return [_flat(rate, length_s) for rate in qps or [target] for _ in range(times)]
+    if shape == "single":
+        if duration_s is None and config.sweep.target_duration_sec is not None:
+            length_s = config.sweep.target_duration_sec
+        return [_flat((qps or [target])[0], length_s)] * (repeats or 1)
+    if shape == "smoke":
+        return [_flat((qps or [SMOKE_QPS])[0], duration_s or SMOKE_S)]
+    if shape == "ramp":
+        rates = qps or [config.sweep.qps[0], config.sweep.qps[-1]]
+        if len(rates) < 2 or (qps is None and len(config.sweep.qps) < 2):
+            raise PlanError("shape ramp needs two rates or more, from and to; give --qps 5,40 or sweep.qps")
+        step = length_s / (len(rates) - 1)
+        points = tuple((step * i, float(rate)) for i, rate in enumerate(rates))
+        return [("-".join(f"{rate:g}" for rate in (rates[0], rates[-1])), points)] * (repeats or 1)
+    if shape == "spike":
+        base, peak = (qps[0], qps[-1]) if qps and len(qps) > 1 else (target, SPIKE_FACTOR * target)
+        third = length_s / 3
+        points = ((0.0, base), (third, base), (third, peak), (2 * third, peak), (2 * third, base), (length_s, base))
+        return [(f"{base:g}^{peak:g}", tuple((float(t), float(q)) for t, q in points))] * (repeats or 1)
+    if shape == "replay":
+        assert trace is not None
+        scale = config.loadgen.trace_rate_scale
+        rate = qps[0] if qps else trace.rate_qps * scale
+        span_s = len(trace) / rate
+        return [(f"trace {rate:.3g}", ((0.0, rate), (min(duration_s or span_s, span_s), rate)))] * (repeats or 1)
+    raise PlanError(f"no shape {shape!r}; shapes: {', '.join(SHAPES)}")
+
+
+def _load_trace(config: Config, shape: str) -> Trace | None:
+    load = config.loadgen
+    if shape != "replay" and load.arrival_process != "trace":
+        return None
+    if load.trace_file is None:
+        raise PlanError("loadgen.trace_file is not given; a replay needs an Azure CSV or a Mooncake JSONL file")
+    return read_trace(
+        Path(load.trace_file), start_s=load.trace_start_sec, end_s=load.trace_end_sec,
+        spread_ties=load.trace_spread_ties, max_input_tokens=load.trace_max_input_tokens,
+        max_output_tokens=load.max_output_tokens,
+    )
+
+
+def _length_laws(config: Config) -> LengthLaws:
+    load = config.loadgen
+    low, high = load.input_len_range
+    cap = load.max_output_tokens
+    if load.output_len_dist == "lognormal":
+        output = laws.lognormal(load.output_len_mu, load.output_len_sigma, cap)
+    elif load.output_len_dist == "uniform":
+        first, last = load.output_len_range or [1, cap]
+        output = laws.uniform(min(first, cap), min(last, cap))
+    elif load.output_len_dist == "fixed":
+        output = laws.fixed(min(load.output_len_fixed or cap, cap))
+    else:
+        if load.output_len_file is None:
+            raise PlanError("loadgen.output_len_file is not given; output_len_dist empirical needs it")
+        output = laws.empirical(laws.read_lengths(Path(load.output_len_file)), cap)
+    return LengthLaws(laws.uniform(low, high), output)
+
+
+__all__ = ["SHAPES", "Group", "LengthLaws", "Plan", "PlanError", "Prompts", "Stage", "TraceError", "build_plan", "stage_seed"]

@@ -1,0 +1,105 @@
+"""The schedule of one stage: every arrival with its time, lengths, prompt, tenant and class.
+
+Input: a plan and one of its stages.
+Output: `Schedule`, arrays of one length; a hash over all of them.
+Does not: know workers. Arrival i belongs to worker i modulo W, so `stripe(w, W)` is a plain slice.
+
+1. A pure function of (plan, stage): every worker computes the whole stage and sends its stripe.
+2. Each purpose has a random stream of its own (Philox, keyed by stage seed and purpose): another law of
+   lengths does not move one arrival.
+3. The hash is over fixed little-endian bytes, times as whole microseconds: equal on every machine.
+   It depends on numpy's samplers; `requirements.txt` pins numpy, a test holds golden hashes.
+"""
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+
+from bench.workload import arrivals
+from bench.workload.plan import Group, Plan, Stage
+
+# Purpose -> spawn key. Never renumber: it would change every schedule.
+STREAMS = {"arrivals": 1, "input": 2, "output": 3, "prompts": 4, "tenants": 5, "classes": 6}
+
+
+def stream(stage: Stage, purpose: str) -> np.random.Generator:
+    """The random generator of one purpose in one stage."""
+    seed = np.random.SeedSequence(stage.seed, spawn_key=(STREAMS[purpose],))
+    return np.random.Generator(np.random.Philox(seed))
+
+
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """(n,) arrays, sorted by time; index = arrival number."""
+
+    intended_s: np.ndarray  # float64 seconds from the stage's start, whole microseconds
+    input_tokens: np.ndarray  # int64
+    max_tokens: np.ndarray  # int64
+    prompt_seed: np.ndarray  # uint64
+    tenant: np.ndarray  # int64, index into plan.tenants (0 when there are none)
+    request_class: np.ndarray  # int64, index into plan.classes (0 when there are none)
+    hash: str
+
+    def __len__(self) -> int:
+        return len(self.intended_s)
+
+    def stripe(self, worker: int, workers: int) -> np.ndarray:
+        """Arrival numbers that belong to one of `workers` workers."""
+        return np.arange(worker, len(self), workers)
+
+
+def build_schedule(plan: Plan, stage: Stage) -> Schedule:
+    """All arrivals of a stage."""
+    levels = stage.levels()
+    limit = arrivals.integrated_rate(levels, stage.duration_s)
+    points, rows = _points(plan, stage, limit)
+    micros = arrivals.to_micros(arrivals.invert_rate(levels, points), stage.duration_s)
+    n = len(micros)
+    if plan.trace is not None:
+        input_tokens, max_tokens = plan.trace.input_tokens[rows[:n]], plan.trace.output_tokens[rows[:n]]
+    else:
+        input_tokens = plan.lengths.input.draw(stream(stage, "input"), n)
+        max_tokens = plan.lengths.output.draw(stream(stage, "output"), n)
+    prompt_seed = stream(stage, "prompts").integers(0, 2**64, size=n, dtype=np.uint64)
+    tenant = _groups(plan.tenants, stream(stage, "tenants"), n)
+    request_class = _groups(plan.classes, stream(stage, "classes"), n)
+    digest = hashlib.sha256()
+    for column in (micros, input_tokens, max_tokens, tenant, request_class):
+        digest.update(column.astype("<i8").tobytes())
+    digest.update(prompt_seed.astype("<u8").tobytes())
+    return Schedule(
+        micros / arrivals.MICRO, input_tokens, max_tokens, prompt_seed, tenant, request_class, digest.hexdigest()
+    )
+
+
+def _points(plan: Plan, stage: Stage, limit: float) -> tuple[np.ndarray, np.ndarray]:
+    """Unit-rate points of the stage's process, and the trace row of each (empty without a trace)."""
+    none = np.empty(0, dtype=np.int64)
+    if stage.process == "constant":
+        return arrivals.constant_points(limit), none
+    if stage.process == "poisson":
+        return arrivals.poisson_points(stream(stage, "arrivals"), limit), none
+    if stage.process == "gamma":
+        return arrivals.gamma_points(stream(stage, "arrivals"), limit, stage.burstiness), none
+    if stage.process == "trace" and plan.trace is not None:
+        return arrivals.trace_points(plan.trace.time_us / arrivals.MICRO, plan.trace.span_us / arrivals.MICRO, limit)
+    raise ValueError(f"stage {stage.index}: process is {stage.process!r}; known: {', '.join(arrivals.PROCESSES)}")
+
+
+def _groups(groups: tuple[Group, ...], rng: np.random.Generator, n: int) -> np.ndarray:
+    """Index of a group for each arrival, by share."""
+    if len(groups) < 2:
+        return np.zeros(n, dtype=np.int64)
+    edges = np.cumsum([group.share for group in groups])
+    place = np.searchsorted(edges, rng.random(n) * edges[-1], side="right")
+    return np.minimum(place, len(groups) - 1).astype(np.int64)
+
+
+def plan_hash(plan: Plan) -> str:
+    """sha256 over the schedules of all stages, in order."""
+    total = hashlib.sha256()
+    for stage in plan.stages:
+        total.update(build_schedule(plan, stage).hash.encode("ascii"))
+    return total.hexdigest()
