@@ -64,7 +64,7 @@ class _Run:
         self, arrivals: list[float], prompt: list[int], output: list[int], law: StepLaw, seqs: int, budget: int
     ) -> None:
         self.arrivals, self.prompt, self.output, self.law = arrivals, prompt, output, law
-        self.seqs, self.budget = seqs, max(budget, seqs + 1)  # decodes alone must never fill the step
+        self.seqs, self.budget = max(1, seqs), budget
         self.now, self.steps, self.context, self.next = 0.0, 0, 0, 0
         self.waiting: deque[int] = deque()
         self.prefills: deque[list[int]] = deque()  # [request, prompt tokens left]
@@ -92,7 +92,7 @@ class _Run:
     def _mixed_step(self) -> None:
         """One step with prefill work in it."""
         n = len(self.decoding)
-        left = budget = self.budget - n
+        left = budget = max(1, self.budget - n)  # decodes alone must never stop all prefill work
         done: list[int] = []
         for item in self.prefills:
             take = min(item[1], left)

@@ -1,0 +1,109 @@
+"""Predict before you measure: the queueing models of a run against its measurement.
+
+Input: the rows of every stage as arrays, the SLO, max_num_seqs, the planned lengths.
+Output: one JSON-able dict, `Analysis.model`: the step law fitted on the two lowest valid
+stages, lambda_max, measured against predicted against naive for every stage, the predicted
+knee, notes, and one sentence. Keys: `docs/queueing.md` section 8.
+Does not: decide which stages are valid, read files, use a latency of a stage it predicts.
+
+1. Of a predicted stage only arrivals and lengths are used: the plan, not the outcome.
+2. Whatever cannot be said is None with a note; nothing is infinite or NaN.
+3. Work is bounded: `model_stages.MAX_*_ROWS` per stage, stated in a note when they cut.
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from analysis.batching import lengths_of
+from analysis.model_report import Predictor, describe_fit
+from analysis.model_stages import StageArrays, choose_calibration, length_sample, prepare
+from analysis.predict import Deadlines
+from analysis.replay import DEFAULT_BUDGET_TOKENS
+from analysis.step_clock import fit
+
+__all__ = ["StageArrays", "fit_and_predict"]
+
+MAX_STAGES = 64  # more are a search, not a report
+
+
+def fit_and_predict(
+    stages: Sequence[StageArrays],
+    slo: Mapping[str, float | None] | Deadlines,
+    max_num_seqs: int | None,
+    lengths: tuple[np.ndarray, np.ndarray] | None = None,
+    *,
+    max_num_batched_tokens: int | None = None,
+    process: str = "poisson",
+    burstiness: float = 1.0,
+    replicas: int = 1,
+) -> dict[str, Any]:
+    """The model part of the analysis, plain JSON types only (`docs/queueing.md` section 8).
+
+    `slo`: ttft_deadline_s, tpot_deadline_s, e2e_target_s, attainment_target (as `Analysis.slo`).
+    `lengths`: planned (input_tokens, output_tokens) samples; None takes those of the calibration.
+    Never raises for what is in the data: a model that cannot be made is `fit: None` and a note.
+    """
+    deadlines = slo if isinstance(slo, Deadlines) else _deadlines(slo)
+    report = _empty()
+    if len(stages) > MAX_STAGES:
+        report["notes"].append(f"{len(stages)} stages, the model reads {MAX_STAGES} at most; the rest is left out")
+    prepared = [p for p in (prepare(s, report["notes"]) for s in stages[:MAX_STAGES]) if p is not None]
+    if replicas > 1:
+        report["notes"].append(
+            f"the service has {replicas} replicas and rows do not say which one answered: the fit treats them as one "
+            "batch, trust it only as far as the residuals go"
+        )
+    chosen = choose_calibration(prepared, report["notes"])
+    if not chosen:
+        report["sentence"] = "No queueing model: " + report["notes"][-1] + "."
+        return report
+    try:
+        fitted = fit([stage.trace for stage in chosen])
+    except ValueError as problem:
+        report["notes"].append(str(problem))
+        report["sentence"] = f"No queueing model: {problem}."
+        return report
+    if max_num_seqs is None:
+        report["notes"].append("max_num_seqs is not known: no hard limit, and nothing is predicted with a queue")
+    budget = max_num_batched_tokens or DEFAULT_BUDGET_TOKENS
+    law = fitted.law
+    if law.alpha_s + law.beta_s + law.kappa_s + law.kv_s <= 0:
+        report["notes"].append("the fitted decode step takes no time: the stamps do not carry the engine's steps")
+        report["sentence"] = "No queueing model: the fitted decode step takes no time."
+        return report
+    if process not in ("constant", "poisson", "gamma"):
+        report["notes"].append(f"arrival process {process!r}: the predicted knee assumes Poisson arrivals instead")
+    sample = length_sample(chosen, prepared, lengths)
+    describe_fit(report, fitted, chosen, lengths_of(*sample), max_num_seqs)
+    # without a known limit the batch is never full: as many slots as there are requests
+    seqs = max_num_seqs or max(int(max(stage.start_s.size for stage in prepared)), 1)
+    Predictor(report, fitted, sample, seqs, budget, deadlines, max_num_seqs is not None).run(
+        prepared, chosen, process, burstiness
+    )
+    return report
+
+
+def _empty() -> dict[str, Any]:
+    return {
+        "schema": 1, "fit": None, "lambda_max_qps": None, "lambda_max_low_qps": None, "lambda_max_high_qps": None,
+        "calibration_stages": [], "calibration_load_max": None, "ttft_overhead_s": None, "lengths": None,
+        "predictions": [], "stage_models": [], "knee_predicted_qps": None, "knee_predicted_low_qps": None,
+        "knee_predicted_high_qps": None, "knee_kind": None, "p95_crossing_predicted_qps": None,
+        "predictive": None, "worst_residual_ratio": None, "batch_curve": [], "usl": None,
+        "flattening_batch_size": None, "notes": [], "sentence": "",
+    }  # fmt: skip
+
+
+def _deadlines(slo: Mapping[str, float | None]) -> Deadlines:
+    def limit(key: str) -> float:
+        value = slo.get(key)
+        return math.inf if value is None else float(value)
+
+    target = slo.get("attainment_target")
+    return Deadlines(
+        limit("ttft_deadline_s"), limit("tpot_deadline_s"), limit("e2e_target_s"), 0.99 if target is None else target
+    )

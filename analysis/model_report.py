@@ -1,0 +1,277 @@
+"""What the fitted model says about every stage, and how good that was.
+
+Input: the fit, prepared stages, deadlines. Output: the filled `Analysis.model` dict.
+Does not: fit, or use a latency of a stage it predicts.
+
+1. A prediction is judged only below JUDGED_LOAD of lambda_max and only on comparable rows.
+2. Whatever cannot be said is None with a note; nothing is infinite or NaN.
+
+Source: `docs/queueing.md` sections 6-8.
+"""
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from analysis import predict
+from analysis.batching import (
+    Lengths,
+    flattening_batch_size,
+    lambda_max_gradient,
+    lambda_max_qps,
+    lengths_of,
+    marginal_gain,
+    mean_field,
+    peak_batch_size,
+    throughput_qps,
+    usl_form,
+)
+from analysis.model_stages import MAX_FAILED_RATIO, Stage
+from analysis.percentiles import MIN_SAMPLES
+from analysis.predict import Deadlines, Knee, KneeInput, Latencies, TtftShift
+from analysis.step_clock import StepFit
+
+JUDGED_LOAD = 0.92  # of lambda_max: above it three equal runs differ by more than 15 % anyway
+CALIBRATION_LOAD = 0.55  # calibrating above it is no longer predicting from low load
+# Largest |predicted / measured - 1| that still counts as predictive. 10 %: what published
+# capacity models claim for mean times; 15 %: the seed's own tolerance for a p95; 25 %: TTFT.
+LIMITS = {"e2e_mean_s": 0.10, "e2e_p95_s": 0.15, "ttft_p95_s": 0.25}
+TTFT_SLACK_S = 0.010  # a TTFT off by less is right whatever the ratio: one engine step
+ATTAINMENT_LIMIT = 0.02  # in shares
+
+
+def describe_fit(
+    report: dict[str, Any], fitted: StepFit, chosen: list[Stage], lengths: Lengths, seqs: int | None
+) -> None:
+    """Everything that follows from the coefficients alone."""
+    law, notes = fitted.law, report["notes"]
+    report["fit"] = {
+        "alpha_s": law.alpha_s, "beta_s": law.beta_s, "gamma_s": law.gamma_s, "kappa_s": law.kappa_s,
+        "kv_s": law.kv_s, "se": {k: _number(v) for k, v in fitted.se.items()}, "r2": fitted.r2,
+        "rmse_step_s": fitted.rmse_s, "rows": fitted.rows, "outliers": fitted.outliers, "order": fitted.order,
+        "order_note": fitted.order_note, "batch_size_max": fitted.batch_size_max,
+    }  # fmt: skip
+    report["calibration_stages"] = [s.source.stage for s in chosen]
+    report["lengths"] = {
+        "input_mean_tokens": lengths.input_mean, "output_mean_tokens": lengths.output_mean,
+        "output_scv": lengths.output_scv, "context_mean_tokens": lengths.context_mean,
+    }  # fmt: skip
+    if seqs is None:
+        report["lambda_max_qps"] = _number(lambda_max_qps(law, lengths, None))
+        return
+    top = lambda_max_qps(law, lengths, seqs)
+    gradient = lambda_max_gradient(law, lengths, seqs)
+    error = math.sqrt(max(0.0, float(gradient @ fitted.covariance @ gradient)))
+    report["lambda_max_qps"] = _number(top)
+    report["lambda_max_low_qps"] = _number(max(0.0, top - 1.96 * error))
+    report["lambda_max_high_qps"] = _number(top + 1.96 * error)
+    report["calibration_load_max"] = _number(max(s.source.offered_qps for s in chosen) / top)
+    report["batch_curve"] = [{k: _number(v) for k, v in point.items()} for point in marginal_gain(law, lengths, seqs)]
+    usl = usl_form(law, lengths)
+    report["usl"] = {"first_qps": usl.first_qps, "sigma": usl.sigma, "kappa": usl.kappa}
+    report["flattening_batch_size"] = flattening_batch_size(law, lengths, seqs)
+    if report["calibration_load_max"] > CALIBRATION_LOAD:
+        notes.append(
+            f"calibrated at up to {report['calibration_load_max']:.0%} of the predicted limit: more than "
+            f"{CALIBRATION_LOAD:.0%} is not low load"
+        )
+    if fitted.batch_size_max < seqs / 4:
+        notes.append(
+            f"calibration saw batches of up to {fitted.batch_size_max:.0f} of {seqs}: the limit is extrapolated"
+        )
+    if (law.beta_s + law.kv_s) * lengths.context_mean + law.kappa_s == 0:
+        notes.append("no cost of the batch is visible at these rates: the limit assumes that there is none")
+    peak = peak_batch_size(law, lengths, seqs)
+    if peak < seqs:
+        best = float(throughput_qps(law, lengths, peak))
+        notes.append(
+            f"throughput peaks at a batch of {peak} ({best:.3g}/s) and falls to {top:.3g}/s at {seqs}: a burst can tip "
+            "the service over; lower max_num_seqs"
+        )
+
+
+def _number(value: float | None) -> float | None:
+    """A finite float, or None."""
+    return None if value is None or not math.isfinite(value) else float(value)
+
+
+class Predictor:
+    """Fills the prediction part of the report; holds what every prediction shares."""
+
+    def __init__(
+        self, report: dict[str, Any], fitted: StepFit, sample: tuple[np.ndarray, np.ndarray], seqs: int, budget: int,
+        slo: Deadlines, seqs_known: bool,
+    ) -> None:
+        self.report, self.fitted, self.sample = report, fitted, sample
+        self.seqs, self.budget, self.slo, self.seqs_known = seqs, budget, slo, seqs_known
+        self.lengths = lengths_of(*sample)
+        self.limit = lambda_max_qps(fitted.law, self.lengths, seqs)
+
+    def run(self, stages: list[Stage], chosen: list[Stage], process: str, burstiness: float) -> None:
+        """Predict every stage, then the knee, then say how good that was."""
+        replayed = {id(s): self._replay(s) for s in chosen}
+        shift = TtftShift(
+            np.concatenate([s.measured.ttft_s[s.window & s.complete] for s in chosen]),
+            np.concatenate([replayed[id(s)].ttft_s[s.window & s.complete] for s in chosen]),
+        )
+        self.report["ttft_overhead_s"] = shift.median_s
+        lowest = chosen[0].measured.take(chosen[0].window)
+        for stage in sorted(stages, key=lambda s: (s.source.offered_qps, s.source.stage)):
+            rows = shift.apply(replayed.get(id(stage)) or self._replay(stage))
+            self._stage(stage, rows, lowest, shift.median_s)
+        self._knee(shift, process, burstiness)
+        _judge(self.report)
+
+    def _replay(self, stage: Stage) -> Latencies:
+        """The planned arrivals through the fitted engine; unknown lengths are drawn from the sample."""
+        prompt, output = stage.input_tokens.copy(), stage.output_tokens.copy()
+        unknown = ~np.isfinite(prompt) | ~np.isfinite(output) | (output < 1)
+        if unknown.any():
+            rng = np.random.default_rng(stage.source.stage)
+            pick = rng.integers(0, self.sample[0].size, int(unknown.sum()))
+            prompt[unknown], output[unknown] = self.sample[0][pick], self.sample[1][pick]
+        return predict.replay_latencies(
+            stage.start_s, prompt, output, self.fitted.law, self.seqs, self.budget
+        )
+
+    def _stage(self, stage: Stage, rows: Latencies, lowest: Latencies, overhead_s: float) -> None:
+        source, law = stage.source, self.fitted.law
+        count = int(stage.window.sum())
+        if not count:
+            self.report["notes"].append(f"stage {source.stage}: no arrivals in its window")
+            return
+        span = max(source.window_end_s - source.window_start_s, 1e-9)
+        qps = source.offered_qps if source.offered_qps > 0 else count / span
+        measured = predict.metrics(stage.measured.take(stage.window), self.slo)
+        predicted = predict.metrics(rows.take(stage.window), self.slo)
+        chain = predict.birth_death_metrics(law, self.lengths, *self.sample, qps, self.seqs, overhead_s)
+        pk = predict.naive_pk_metrics(lowest, qps)
+        mgk = predict.naive_mgk_metrics(lowest, qps, self.seqs, self.slo)
+        point = mean_field(law, self.lengths, qps, self.seqs)
+        service = float(np.mean(lowest.e2e_s[np.isfinite(lowest.e2e_s)]))
+        load = qps / self.limit
+        self.report["stage_models"].append({
+            "stage": source.stage, "offered_qps": qps, "calibration": stage.calibration, "load_ratio": _number(load),
+            "mean_field_batch_size": _number(point.batch_size), "mean_field_exists": point.exists,
+            "mean_field_admissible": point.admissible, "mean_field_reason": point.reason,
+            "naive_pk_rho": _number(qps * service), "naive_mgk_rho": _number(qps * service / self.seqs),
+            "failed_ratio": stage.failed_ratio, "arrivals": count,
+        })  # fmt: skip
+        if stage.failed_ratio > MAX_FAILED_RATIO and not stage.calibration:
+            self.report["notes"].append(
+                f"stage {source.stage}: {stage.failed_ratio:.1%} of the arrivals have no answer; the model knows no "
+                "rejection and no timeout, so its latencies are not comparable"
+            )
+        for metric in predict.METRICS:
+            given = measured[metric] if count >= MIN_SAMPLES["p95"] or not metric.endswith("p95_s") else None
+            entry = {
+                "stage": source.stage, "name": source.name, "offered_qps": qps, "metric": metric,
+                "measured": _number(given), "predicted": _number(predicted[metric]),
+                "predicted_birth_death": _number(chain[metric]), "naive_pk": _number(pk[metric]),
+                "naive_mgk": _number(mgk[metric]),
+            }  # fmt: skip
+            entry.update(_residual(metric, entry["measured"], entry["predicted"]))
+            entry["naive_mgk_residual_ratio"] = _residual(metric, entry["measured"], entry["naive_mgk"])[
+                "residual_ratio"
+            ]
+            entry["status"] = self._status(stage, entry, load)
+            self.report["predictions"].append(entry)
+
+    def _status(self, stage: Stage, entry: dict[str, Any], load: float) -> str:
+        """calibration | beyond | not_comparable | predictive | not_predictive, for one prediction."""
+        if stage.calibration:
+            return "calibration"
+        if load > JUDGED_LOAD or stage.source.stationarity == "UNSTABLE":
+            return "beyond"
+        if not stage.source.valid or entry["measured"] is None or entry["predicted"] is None:
+            return "not_comparable"
+        if stage.failed_ratio > MAX_FAILED_RATIO and entry["metric"] != "attainment":
+            return "not_comparable"
+        if entry["metric"] == "attainment":
+            good = abs(entry["residual_share"]) <= ATTAINMENT_LIMIT
+        else:
+            good = abs(entry["residual_ratio"]) <= LIMITS[entry["metric"]]
+            if entry["metric"] == "ttft_p95_s":
+                good = good or abs(entry["measured"] - entry["predicted"]) <= TTFT_SLACK_S
+        return "predictive" if good else "not_predictive"
+
+    def _knee(self, shift: TtftShift, process: str, burstiness: float) -> None:
+        """The predicted SLO crossing and the rate at which p95 of E2E meets its target."""
+        report, slo = self.report, self.slo
+        if not self.seqs_known:
+            return
+        top = report["lambda_max_qps"]
+        error = (report["lambda_max_high_qps"] - top) / 1.96 / top if top else 0.0
+        case = KneeInput(
+            self.fitted.law, self.lengths, *self.sample, self.seqs, self.budget, shift, process, burstiness, error
+        )
+        if math.isfinite(slo.ttft_s) or math.isfinite(slo.tpot_s):
+            knee = predict.predict_knee(
+                case, lambda rows: (rows.ttft_s <= slo.ttft_s) & ~(rows.tpot_s > slo.tpot_s), slo.attainment_target
+            )
+            self._store_knee(knee)
+        if math.isfinite(slo.e2e_s):
+            crossing = predict.predict_knee(case, lambda rows: rows.e2e_s <= slo.e2e_s, 0.95)
+            report["p95_crossing_predicted_qps"] = _number(crossing.qps) if crossing.kind == "crossing" else None
+
+    def _store_knee(self, knee: Knee) -> None:
+        self.report["knee_kind"] = knee.kind
+        self.report["knee_predicted_qps"] = _number(knee.qps)
+        self.report["knee_predicted_low_qps"] = _number(knee.low_qps)
+        self.report["knee_predicted_high_qps"] = _number(knee.high_qps)
+
+
+def _residual(metric: str, measured: float | None, predicted: float | None) -> dict[str, float | None]:
+    """Ratio for times, difference in shares for attainment (a ratio to 0 says nothing)."""
+    if measured is None or predicted is None:
+        return {"residual_ratio": None, "residual_share": None}
+    if metric == "attainment":
+        return {"residual_ratio": None, "residual_share": predicted - measured}
+    return {"residual_ratio": predicted / measured - 1 if measured > 0 else None, "residual_share": None}
+
+
+def _judge(report: dict[str, Any]) -> None:
+    """The verdict over all judged stages and the one sentence."""
+    judged = [p for p in report["predictions"] if p["status"] in ("predictive", "not_predictive")]
+    times = [p for p in judged if p["residual_ratio"] is not None]
+    rates = sorted({s["offered_qps"] for s in report["stage_models"] if s["calibration"]})
+    source = "Fitted on " + " and ".join(f"{r:g}" for r in rates) + " requests/s alone"
+    limit = report["lambda_max_qps"]
+    claim = f"hard limit {limit:.3g} requests/s" if limit else "no hard limit (max_num_seqs unknown)"
+    if report["knee_predicted_qps"] is not None and report["knee_kind"] == "crossing":
+        claim = f"knee {report['knee_predicted_qps']:.3g} requests/s, " + claim
+    means = [p for p in times if p["metric"] == "e2e_mean_s"]
+    if not means:
+        report["sentence"] = f"{source}: {claim}; no higher stage below {JUDGED_LOAD:.0%} of it to check against."
+        return
+    worst = max(means, key=lambda p: abs(p["residual_ratio"]))
+    report["worst_residual_ratio"] = worst["residual_ratio"]
+    bad = [p for p in judged if p["status"] == "not_predictive"]
+    report["predictive"] = not bad
+    if bad:
+        first = max(bad, key=_miss)
+        size = (
+            f"{first['residual_share'] * 100:+.1f} points"
+            if first["residual_ratio"] is None
+            else f"{first['residual_ratio']:+.0%}"
+        )
+        report["sentence"] = (
+            f"{source}: {claim}; not predictive here, residual {size} in {first['metric']} at "
+            f"{first['offered_qps']:g} requests/s."
+        )
+        return
+    naive = [abs(p["naive_mgk_residual_ratio"]) for p in means if p["naive_mgk_residual_ratio"] is not None]
+    compare = f" (M/G/K: {max(naive):.0%})" if naive else ""
+    report["sentence"] = (
+        f"{source}: {claim}; mean response of the higher stages predicted within "
+        f"{abs(worst['residual_ratio']):.1%}{compare}."
+    )
+
+
+def _miss(prediction: dict[str, Any]) -> float:
+    """How far outside its limit a prediction lies, in multiples of the limit."""
+    if prediction["residual_ratio"] is None:
+        return abs(prediction["residual_share"]) / ATTAINMENT_LIMIT
+    return abs(prediction["residual_ratio"]) / LIMITS[prediction["metric"]]

@@ -1,0 +1,176 @@
+"""The stages of a run as the models need them: arrays in, prepared stages out.
+
+Input: `StageArrays`, one per stage. Output: `Stage` (sorted, bounded, split into what the fit and
+the replay need), the choice of the calibration stages, the sample of lengths.
+Does not: fit, predict or judge.
+
+1. Rows keep together: where a bound cuts, it keeps the first rows, since neighbours share steps.
+2. Of a stage that is only predicted nothing but arrivals and lengths is used, see `model_report.py`.
+
+Source: `docs/queueing.md` sections 3 and 6.
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from analysis.predict import Latencies
+from analysis.step_clock import MIN_ROWS, MIN_STEPS, Trace
+
+MAX_FIT_ROWS = 20_000  # per stage: the standard error is far below 1 % by then
+MAX_REPLAY_ROWS = 30_000  # per stage: 0.1 s of replay
+MAX_FAILED_RATIO = 0.02  # of a calibration stage: failures hold slots the clock cannot see
+
+
+@dataclass(frozen=True)
+class StageArrays:
+    """One stage as arrays of shape (n,), one entry per planned arrival, warm-up and drain included.
+
+    Times in seconds on one clock; nan = absent. `output_tokens` of failed rows is not used.
+    `input_tokens` should be the service's own count where it gave one. `intended_s` None means
+    `send_s`. `max_tokens`: pass it only when the plan pins the length; it then is the planned
+    output length of rows without an answer and of the length law.
+    """
+
+    stage: int
+    offered_qps: float
+    send_s: np.ndarray
+    first_token_s: np.ndarray
+    last_token_s: np.ndarray
+    done_s: np.ndarray
+    input_tokens: np.ndarray
+    output_tokens: np.ndarray
+    ok: np.ndarray  # bool
+    window_start_s: float
+    window_end_s: float
+    intended_s: np.ndarray | None = None
+    max_tokens: np.ndarray | None = None
+    valid: bool = True  # False: the stage is INVALID, never calibrate on it
+    stationarity: str = "STABLE"
+    name: str = ""
+
+    @property
+    def start_s(self) -> np.ndarray:
+        """Where SLO latencies begin: intended, else sent."""
+        return self.send_s if self.intended_s is None else self.intended_s
+
+
+@dataclass(slots=True)
+class Stage:
+    """A stage prepared for the models: sorted by start, finite, cut to the bound."""
+
+    source: StageArrays
+    start_s: np.ndarray
+    input_tokens: np.ndarray
+    output_tokens: np.ndarray  # planned where unknown
+    complete: np.ndarray  # bool: an answer with first and last token
+    window: np.ndarray  # bool
+    measured: Latencies
+    trace: Trace
+    calibration: bool = False
+    failed_ratio: float = 0.0
+
+
+def prepare(source: StageArrays, notes: list[str]) -> Stage | None:
+    """The stage sorted, bounded and split into what each model needs; None when it has no arrivals."""
+    start = np.asarray(source.start_s, dtype=float)
+    order = np.argsort(start, kind="stable")
+    order = order[np.isfinite(start[order])]
+    if not order.size:
+        return None
+    if order.size > MAX_REPLAY_ROWS:
+        notes.append(f"stage {source.stage}: {order.size} rows, the model uses the first {MAX_REPLAY_ROWS}")
+        order = order[:MAX_REPLAY_ROWS]
+
+    def pick(values: np.ndarray) -> np.ndarray:
+        return np.asarray(values, dtype=float)[order]
+
+    start, first, last = start[order], pick(source.first_token_s), pick(source.last_token_s)
+    prompt, output = pick(source.input_tokens), pick(source.output_tokens)
+    ok = np.asarray(source.ok, dtype=bool)[order]
+    complete = ok & np.isfinite(first) & np.isfinite(last) & (last >= first) & (output >= 1) & np.isfinite(prompt)
+    window = (start >= source.window_start_s) & (start < source.window_end_s)
+    planned = output if source.max_tokens is None else np.where(complete, output, pick(source.max_tokens))
+    measured = Latencies(
+        np.where(complete, first - start, np.inf),
+        np.divide(last - first, output - 1, out=np.full(start.size, np.nan), where=complete & (output > 1)),
+        np.where(complete, last - start, np.inf),
+    )
+    counted = max(int(window.sum()), 1)
+    stage = Stage(
+        source, start, prompt, planned, complete, window, measured, _trace(source, order, complete, window),
+        failed_ratio=float((window & ~complete).sum()) / counted,
+    )  # fmt: skip
+    return stage
+
+
+def _trace(source: StageArrays, order: np.ndarray, complete: np.ndarray, window: np.ndarray) -> Trace:
+    """What the step clock sees: every answer, the drain included, as all of them shared the engine's steps.
+
+    Past MAX_FIT_ROWS the clock would miss companions, so rows that meet the cut only run the clock.
+    """
+    index = order[complete]
+    first, last = (np.asarray(a, dtype=float)[index] for a in (source.first_token_s, source.last_token_s))
+    use = window[complete]
+    keep = slice(0, MAX_FIT_ROWS)
+    if index.size > MAX_FIT_ROWS:
+        use = use & (last < first[MAX_FIT_ROWS:].min())
+    return Trace(
+        first[keep], last[keep], np.asarray(source.input_tokens, dtype=float)[index][keep],
+        np.asarray(source.output_tokens, dtype=float)[index][keep], use[keep],
+    )  # fmt: skip
+
+
+def _usable(stage: Stage) -> int:
+    return int((stage.trace.use & (stage.trace.output_tokens > MIN_STEPS)).sum())
+
+
+def choose_calibration(stages: Sequence[Stage], notes: list[str]) -> list[Stage]:
+    """The two lowest valid stages (more only while the rows do not suffice), marked."""
+    able = [s for s in stages if s.source.valid and s.source.stationarity != "UNSTABLE" and _usable(s) > 0]
+    able = [s for s in able if s.failed_ratio <= MAX_FAILED_RATIO]
+    able.sort(key=lambda s: (s.source.offered_qps, s.source.stage))
+    if not able:
+        notes.append("no valid, stable stage with answers longer than 20 tokens and at most 2 % failures")
+        return []
+    chosen = [able[0]]
+    # the second lowest rate tells batch from base cost better than a repeat of the lowest
+    rest = sorted(able[1:], key=lambda s: (s.source.offered_qps == able[0].source.offered_qps, s.source.offered_qps))
+    while rest and (len(chosen) < 2 or sum(map(_usable, chosen)) < MIN_ROWS):
+        chosen.append(rest.pop(0))
+    rows = sum(map(_usable, chosen))
+    if rows < MIN_ROWS:
+        notes.append(f"only {rows} answers in the valid stages reach {MIN_STEPS + 1} tokens, {MIN_ROWS} are needed")
+        return []
+    if len(chosen) == 1:
+        notes.append("only one valid stage: base and batch cost are told apart by its own fluctuations alone")
+    if len(chosen) > 2:
+        notes.append(f"{len(chosen)} stages were needed for {MIN_ROWS} usable rows: fewer are left to predict")
+    for stage in chosen:
+        stage.calibration = True
+    return chosen
+
+
+def length_sample(
+    chosen: list[Stage], stages: list[Stage], lengths: tuple[np.ndarray, np.ndarray] | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """(input, output) token samples of equal size: as given, else the pinned plan of all stages, else the
+    calibration rows."""
+    if lengths is not None and len(lengths[0]) and len(lengths[0]) == len(lengths[1]):
+        sample = [np.asarray(a, dtype=float) for a in lengths]
+        keep = np.isfinite(sample[0]) & np.isfinite(sample[1]) & (sample[1] >= 1)
+        if keep.any():
+            return sample[0][keep], sample[1][keep]
+    known = chosen
+    if all(s.source.max_tokens is not None for s in stages):
+        known = stages
+    prompt = np.concatenate([s.input_tokens for s in known])
+    output = np.concatenate([s.output_tokens for s in known])
+    keep = np.isfinite(prompt) & np.isfinite(output) & (output >= 1)
+    if known is chosen:
+        keep &= np.concatenate([s.complete for s in known])
+    return prompt[keep], output[keep]
+
+
