@@ -62,7 +62,7 @@ class Call:
     ignore_eos: bool
     stream: bool
     include_usage: bool
-    priority: int
+    priority: int | None
     tenant: str | None
     request_class: str | None
 
@@ -105,7 +105,7 @@ def parse_call(body: bytes, *, chat: bool) -> Call:
     user = _typed(data, "user", str, None)
     return Call(
         chat, model, counted, hashlib.blake2b(text.encode(), digest_size=8).digest(), text, max_tokens, min_tokens,
-        ignore_eos, stream, include_usage, _typed(data, "priority", int, 0), _typed(data, "tenant", str, None) or user,
+        ignore_eos, stream, include_usage, _typed(data, "priority", int, None), _typed(data, "tenant", str, None) or user,
         _typed(data, "request_class", str, None),
     )
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import itertools
+import math
 import re
 import time
 from collections.abc import Callable
@@ -27,10 +28,23 @@ from engine.http_api import ApiError, Call, error_body, parse_call
 from engine.http_server import Connection, Request
 from engine.http_stream import Stream
 from engine.http_truth import FIELDS, TruthLog, encode
+from engine.scheduler import Reject
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}\Z")
 # Rows of /debug/requests written between two turns of the loop (about 0.5 ms).
 _ROWS_PER_TURN = 100
+# reason -> what the client is told; the reasons are those of control/admission.py
+REFUSALS = {
+    "too_long": "This model's maximum context length is {limit} tokens. However, you requested {output} output tokens "
+                "and your prompt contains {prompt} tokens. Shorten the prompt or lower max_tokens",
+    "never_fits": "A request of {prompt} prompt and {output} output tokens needs more KV blocks, or a larger step, "
+                  "than this engine has",
+    "tenant_quota": "The tenant is above its quota",
+    "tenant_share": "The tenant holds its share of a full engine",
+    "queue_full": "The waiting queue is full",
+    "kv_budget": "The memory promised to accepted requests leaves no room",
+    "ttft_budget": "The first token would come after its deadline",
+}
 _PLAIN = "text/plain; charset=utf-8"
 
 
@@ -119,12 +133,7 @@ class App:
         if not _REQUEST_ID.match(request_id):
             request_id = f"engine-{next(self._counter)}"
         limit = self.fleet.config.max_model_len
-        max_tokens = call.max_tokens if call.max_tokens is not None else limit - call.prompt_tokens
-        if max_tokens < 1 or call.prompt_tokens + max_tokens > limit:
-            raise ApiError(400, f"This model's maximum context length is {limit} tokens. However, you requested "
-                                f"{max(max_tokens, 0)} output tokens and your prompt contains {call.prompt_tokens} "
-                                "tokens. Shorten the prompt or lower max_tokens.",
-                           param="max_tokens", code="context_length_exceeded")
+        max_tokens = call.max_tokens if call.max_tokens is not None else max(1, limit - call.prompt_tokens)
         fault = self.faults.draw(streamed=call.stream)
         if fault is not None and fault.kind in ("status", "disconnect"):
             self._refuse_by_fault(connection, call, request, request_id, max_tokens, fault)
@@ -134,22 +143,24 @@ class App:
                         model=self._model_json, interval=self.fleet.config.stream_interval, max_tokens=max_tokens,
                         received_s=request.received_s, fault=fault,
                         report_cached=self.fleet.config.prefix_caching)
+        self._streams.add(stream)
         refusal = self.fleet.submit(stream)
         if refusal is not None:
+            self._streams.discard(stream)
             self._refuse(connection, stream, refusal)
             return
         request.on_disconnect = lambda: self.fleet.leave(stream)
-        self._streams.add(stream)
 
-    def _refuse(self, connection: Connection, stream: Stream, refusal: tuple[int, str, str, float | None]) -> None:
-        status, reason, message, retry_after_s = refusal
-        stream.held = None
+    def _refuse(self, connection: Connection, stream: Stream, refusal: Reject) -> None:
+        status, reason = refusal.http_status, refusal.reason
         self.truth.add(stream.record("rejected", reason, status, time.monotonic(), 0))
         kind = {400: "invalid_request_error", 429: "rate_limit_error"}.get(status, "service_unavailable_error")
+        message = REFUSALS.get(reason, "refused by admission control").format(
+            limit=self.fleet.config.max_model_len, prompt=stream.call.prompt_tokens, output=stream.max_tokens)
         extra = f"x-request-id: {stream.request_id}\r\n"
-        if retry_after_s is not None:
-            extra += f"Retry-After: {max(1, round(retry_after_s))}\r\n"
-        connection.respond(status, error_body(message, kind, None, reason), extra=extra)
+        if refusal.retry_after_s is not None:  # whole seconds, never early
+            extra += f"Retry-After: {max(1, math.ceil(refusal.retry_after_s))}\r\n"
+        connection.respond(status, error_body(f"{message} ({reason})", kind, None, reason), extra=extra)
 
     def _refuse_by_fault(self, connection: Connection, call: Call, request: Request, request_id: str, max_tokens: int,
                          fault: Fault) -> None:

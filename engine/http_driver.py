@@ -1,7 +1,7 @@
 """The real-time driver: runs the clock-free core on an absolute schedule and measures its own lateness.
 
 Input: a core (`submit`, `plan`, `duration`, `commit`, `abort`), an event loop, a sink for the results of a step.
-Output: calls of `sink(driver, plan, result, planned_end_s)`; `Lateness` figures.
+Output: calls of `sink(driver, plan, result, planned_end_s)` and `on_dropped(request, now_s)`; `Lateness` figures.
 Does not: know HTTP; decide anything about scheduling.
 
 1. A step that starts at s and takes d ends at s + decision + d, and the next one starts exactly there: the next
@@ -118,7 +118,8 @@ class Lateness:
 class RealTimeDriver:
     """Steps of one core in real time."""
 
-    def __init__(self, core: Any, sink: Callable[[RealTimeDriver, Any, Any, float], None], *,
+    def __init__(self, core: Any, sink: Callable[[RealTimeDriver, Any, Any, float], None],
+                 on_dropped: Callable[[Any, float], None] = lambda request, now_s: None, *,
                  clock: Callable[[], float] = time.monotonic, cpu_clock: Callable[[], float] = time.thread_time,
                  call_at: Callable[..., Any] | None = None) -> None:
         self.core = core
@@ -126,6 +127,7 @@ class RealTimeDriver:
         self.decision_total_s = 0.0
         self.steps = 0
         self._sink = sink
+        self._on_dropped = on_dropped
         self._clock = clock
         self._cpu_clock = cpu_clock
         self._call_at = call_at or asyncio.get_running_loop().call_at
@@ -183,7 +185,14 @@ class RealTimeDriver:
         plan = self.core.plan(at_s)
         decision_s = commit_s + self._cpu_clock() - before_s
         self._plan = plan
+        if self.core.dropped:
+            dropped, self.core.dropped = self.core.dropped, []
+            for request in dropped:
+                self._on_dropped(request, at_s)
         if plan is None:
+            wake_s = self.core.wake_s(at_s)  # copies in flight; an idle engine has nothing to wake for
+            if wake_s < math.inf:
+                self._call_at(wake_s, self._wake, wake_s)
             return
         self.decision_total_s += decision_s
         self.lateness.decision.add(decision_s)
@@ -192,6 +201,11 @@ class RealTimeDriver:
         if not self._armed:  # an armed timer is never later than this end; it arms itself again
             self._armed = True
             self._call_at(self._end_s, self._tick)
+
+    def _wake(self, at_s: float) -> None:
+        """Timer: look again after a plan that found nothing to compute."""
+        if self._plan is None and not self._advancing:
+            self._start(at_s)
 
     def _tick(self) -> None:
         """Timer: process what is due; give the loop a turn when far behind."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 from engine.http_api import Call
@@ -28,15 +29,16 @@ class Fleet:
         self._mu, self._sigma = output_mu, output_sigma
         self._salt = mix64(config.seed)
         self.metrics = [EngineMetrics(config.max_model_len) for _ in range(config.replicas)]
-        self.drivers = [RealTimeDriver(Core(config, config.seed + index), self._sink)
+        self.drivers = [RealTimeDriver(Core(config, config.seed + index), self._sink, self._dropped)
                         for index in range(config.replicas)]
         self._index = {id(driver): index for index, driver in enumerate(self.drivers)}
         self._next = 0
+        self._doubles = 0
 
     # --- requests ----------------------------------------------------------------------------------------------
 
-    def submit(self, stream: Stream) -> tuple[int, str, str, float | None] | None:
-        """Give a request to a replica; None, or why it was refused: (status, reason, message, retry after s)."""
+    def submit(self, stream: Stream) -> Reject | None:
+        """Give a request to a replica; None, or why it was refused."""
         now_s = stream.received_s
         request = self._request(stream)
         index = self._route(request, now_s)
@@ -47,8 +49,10 @@ class Fleet:
         answer = driver.submit(request, now_s)
         if isinstance(answer, Reject):
             metrics.rejections[answer.reason] += 1
-            message = f"refused by admission control: {answer.reason}"
-            return answer.http_status, answer.reason, message, getattr(answer, "retry_after_s", None)
+            request.user = stream.core_request = None
+            return answer
+        if stream.closed:  # accepted and given up at once
+            return None
         stream.queued_s = now_s
         stream.on_release = self._complete
         stream.open()
@@ -63,8 +67,12 @@ class Fleet:
         else:
             sampled = sample_tokens(key, self._mu, self._sigma, stream.max_tokens)
             output = min(stream.max_tokens, max(sampled, call.min_tokens))
+        core_id = stream.request_id
+        while any(core_id in driver.core.by_id for driver in self.drivers):  # a client may send an id twice
+            self._doubles += 1
+            core_id = f"{stream.request_id}#{self._doubles}"
         return Request(
-            stream.request_id, stream.received_s, call.prompt_tokens, stream.max_tokens, output,
+            core_id, stream.received_s, call.prompt_tokens, stream.max_tokens, output,
             tenant=call.tenant or "", request_class=call.request_class or "", priority=call.priority,
             prefix_hashes=prompt_hashes(call, self.config.block_size) if self.config.prefix_caching else (),
             predicted_tokens=predict_tokens(output, key, self.config.prediction_sigma))
@@ -82,7 +90,7 @@ class Fleet:
             return
         now_s = time.monotonic()
         if stream.pending is None:
-            stream.driver.abort(stream.request_id, now_s)
+            stream.driver.abort(stream.core_request.request_id, now_s)
         if not stream.closed:  # the abort may have run the step that ended it
             self._end(stream, "aborted", "abort", now_s, "abort")
 
@@ -105,7 +113,17 @@ class Fleet:
                     driver.core.abort(request.request_id, end_s)
                 stream.end_broken()
                 self._end(stream, "fault", stream.fault.kind, time.monotonic(), "error")
-        self.metrics[self._index[id(driver)]].step(plan.tokens, emitted, len(result.preempted))
+        self.metrics[self._index[id(driver)]].step(plan.tokens, emitted)
+
+    def _dropped(self, request: Request, now_s: float) -> None:
+        """The policy gave a waiting request up: 503, or an error event when the stream is open."""
+        stream: Stream = request.user  # type: ignore[assignment]
+        if stream.queued_s is None:  # dropped by the very step that its arrival started
+            stream.queued_s = now_s
+        reason = request.reason or "hopeless"
+        stream.metrics.rejections[reason] += 1
+        stream.fail(503, f"given up by the scheduler: {reason}")
+        self._end(stream, "rejected", reason, time.monotonic(), None)
 
     def _complete(self, stream: Stream, reason: str) -> None:
         """The answer is whole: end it."""
@@ -114,29 +132,35 @@ class Fleet:
         stream.finish(reason)
         self._end(stream, "ok", reason, time.monotonic(), reason)
 
-    def _end(self, stream: Stream, outcome: str, reason: str, done_s: float, finished: str) -> None:
+    def _end(self, stream: Stream, outcome: str, reason: str, done_s: float, finished: str | None) -> None:
         stream.closed = True
         request = stream.core_request
         stream.scheduled_s = request.scheduled_s
-        record = stream.record(outcome, reason, 200, done_s, request.preemptions)
-        stream.metrics.request(record, finished, stream.max_tokens)
+        status = 503 if outcome == "rejected" and not stream.opened else 200
+        record = stream.record(outcome, reason, status, done_s, request.preemptions)
+        if finished is not None:
+            stream.metrics.request(record, finished, stream.max_tokens)
         request.user = stream.core_request = None
         self.on_end(stream, record)
 
     # --- figures -----------------------------------------------------------------------------------------------
 
-    def metric_rows(self) -> list[tuple[EngineMetrics, dict[str, Any]]]:
+    def metric_rows(self) -> list[tuple[EngineMetrics, dict[str, float]]]:
         """Metrics and gauges of each replica."""
         rows = []
         for driver, metrics in zip(self.drivers, self.metrics, strict=True):
             state = driver.core.snapshot()
-            rows.append((metrics, {"running": state["running"], "waiting": state["waiting"], "deferred": 0,
-                                   "kv_usage": state["kv_usage"]}))
+            metrics.preemptions = state.counters.preemptions
+            metrics.prefix_queries, metrics.prefix_hits = state.prefix_queries, state.prefix_hits
+            rows.append((metrics, {"running": state.running, "waiting": state.waiting + state.swapped,
+                                   "capacity": state.waiting, "deferred": state.swapped, "kv_usage": state.kv_usage}))
         return rows
 
     def snapshots(self) -> list[dict[str, Any]]:
         """The core's own view of each replica."""
-        return [driver.core.snapshot() for driver in self.drivers]
+        states = [driver.core.snapshot() for driver in self.drivers]
+        return [{**asdict(state), "kv_usage": state.kv_usage, "busy": driver.busy}
+                for state, driver in zip(states, self.drivers, strict=True)]
 
     def lateness(self) -> dict[str, Any]:
         """Lateness over all replicas."""

@@ -134,6 +134,7 @@ class Stream:
     def fail(self, status: int, message: str) -> None:
         """The engine gives the request up after it was accepted: an error answer, or an error event in the stream."""
         body = error_body(message, "service_unavailable_error", None, status)
+        self.held = None
         if self.opened:
             self.connection.write(frame(body) + DONE_FRAME + LAST_CHUNK)
             self.connection.finish()

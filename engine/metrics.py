@@ -94,10 +94,9 @@ class EngineMetrics:
         self.prompt_tokens += prompt_tokens
         self.histograms["time_to_first_token_seconds"].observe(ttft_s)
 
-    def step(self, scheduled_tokens: int, new_tokens: int, preempted: int) -> None:
+    def step(self, scheduled_tokens: int, new_tokens: int) -> None:
         """An iteration ended."""
         self.generation_tokens += new_tokens
-        self.preemptions += preempted
         self.histograms["iteration_tokens_total"].observe(scheduled_tokens)
 
     def request(self, truth: Mapping[str, Any], finish_reason: str, max_tokens: int) -> None:
@@ -163,7 +162,7 @@ def render(model: str, replicas: list[tuple[EngineMetrics, Mapping[str, Any]]], 
            cache_info: Mapping[str, Any]) -> str:
     """The page of `/metrics`.
 
-    `replicas`: the metrics and gauges (`running`, `waiting`, `waiting_capacity`, `kv_usage`) of each replica.
+    `replicas`: the metrics and gauges (`running`, `waiting`, `capacity`, `deferred`, `kv_usage`) of each replica.
     `own`: further families of this engine, name -> (kind, help, value).
     """
     page = Page()
@@ -176,7 +175,7 @@ def render(model: str, replicas: list[tuple[EngineMetrics, Mapping[str, Any]]], 
     gauge("vllm:num_requests_running", "Number of requests in model execution batches.", "running")
     gauge("vllm:num_requests_waiting", "Number of requests waiting to be processed.", "waiting")
     page.family("vllm:num_requests_waiting_by_reason", "gauge", "Number of waiting requests by reason.", [
-        (f'{{{labels},reason="{reason}"}}', state["waiting"] if reason == "capacity" else state["deferred"])
+        (f'{{{labels},reason="{reason}"}}', state[reason])
         for labels, (_, state) in both for reason in ("capacity", "deferred")])
     gauge("vllm:kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", "kv_usage")
     for name, text, key in (
