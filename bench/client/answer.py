@@ -1,0 +1,603 @@
+"""Reader of one streamed answer without I/O: bytes and their arrival times in, one `Outcome` out.
+
+Input: the bytes of an HTTP answer in any pieces, each with the `time.monotonic()` at which it reached the host.
+Output: `AnswerReader` (`first_output`, `complete`, `keep_alive`, `outcome()`).
+Does not: read sockets or clocks, retry, compute latencies (`Outcome.to_row` does).
+
+1. `feed` parses every event. All events that end in one read carry that read's time.
+2. `feed_lazy` may be used once `first_output` is True. Chunk framing is followed exactly; output events are counted
+   by a byte search where every event of the heap looks like the ones before, otherwise the heap is parsed. The last
+   event of a heap is always parsed, so usage, finish reason and last output are exact.
+3. Memory is bounded: one unfinished event, 64 KiB of a refusal's body, a histogram of at most 1,100 bins.
+4. Nothing is raised for bad bytes: they become the outcome's code. The first fault of an answer stands.
+5. An answer that has said it is over ([DONE] or a finish reason) is not spoilt by how its connection ends.
+
+Definitions: docs/metrics.md.
+"""
+from __future__ import annotations
+
+import math
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+from bench.client.chat import CONTENT, REASONING, TOOL, ChatReader
+from bench.client.errors import ProtocolError
+from bench.client.http1 import SIZE, SIZES, ResponseParser
+from bench.client.outcome import Fault, Outcome, classify, error_parts, fault, is_burst, retry_after
+from bench.client.redact import redact
+from bench.client.sse import MAX_EVENT_BYTES, EventStream
+
+# How much of a refusal's body is kept to class it.
+ERROR_BODY_BYTES = 65_536
+# A compressed body may grow this much; text of a token stream compresses 20 times, a bomb a thousand times.
+INFLATE_RATIO_MAX = 200
+INFLATE_FREE_BYTES = 8 * 1024 * 1024
+INFLATE_STEP_BYTES = 65_536
+TIMELINE_MAX = 20_000
+
+# What the body turned out to be; UNKNOWN until its first byte that is no white space.
+UNKNOWN, EVENTS, JSON_BODY, REFUSAL, PLAIN, TEXT = range(6)
+
+# Gaps are counted in bins of 2 % width from 1 microsecond on.
+_LOG_BIN = math.log(1.02)
+_KIND_NAMES = {CONTENT: "content", REASONING: "reasoning", TOOL: "tool_call"}
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerOptions:
+    """How to read an answer.
+
+    keep_text: keep content, reasoning and tool calls (for `bench probe`). timeline: keep what came when.
+    plain: any JSON or text is a success and is kept in `AnswerReader.body` (for `GET /v1/models`).
+    secrets: texts that must not come out in `detail`.
+    """
+
+    pinned_tokens: int | None = None
+    keep_text: bool = False
+    timeline: bool = False
+    plain: bool = False
+    secrets: tuple[str, ...] = ()
+    max_event_bytes: int = MAX_EVENT_BYTES
+
+
+_DEFAULT = AnswerOptions()
+
+
+class AnswerReader:
+    """State of one answer; feed it until `complete`, or end it with `eof` or `fail`."""
+
+    __slots__ = ("options", "pinned_tokens", "send_at", "first_output", "complete", "body", "done_marker_at", "lazy",
+                 "_http", "_sse", "_chat", "_kind", "_plain_path", "_inflate", "_inflated", "_fault", "_headers_at",
+                 "_first_at", "_content_at", "_last_at", "_done_at", "_at", "_bytes", "_reads", "_read_outputs",
+                 "_first_read_chunks", "_gaps", "_gap_max", "_gaps_short", "_bins", "_rest", "_needle", "_needle_empty",
+                 "_needle_kind", "_finish", "_last_output", "_events", "_protocol_broken")  # fmt: skip
+
+    def __init__(self, options: AnswerOptions | None = None, *, pinned_tokens: int | None = None) -> None:
+        self.options = options = options or _DEFAULT
+        self.pinned_tokens = pinned_tokens if pinned_tokens is not None else options.pinned_tokens
+        self.send_at: float | None = None  # may be set by the owner; only the burst rule uses it
+        self.first_output = False
+        self.complete = False
+        self.body = b""  # a refusal, a JSON body, or the body of a plain answer
+        self.done_marker_at: float | None = None  # the stream said that it is over, whether or not its framing did
+        self.lazy = False
+        self._http = ResponseParser()
+        self._sse = EventStream(options.max_event_bytes)
+        self._chat = ChatReader(keep_text=options.keep_text, secrets=options.secrets)
+        self._kind = UNKNOWN
+        self._plain_path = False  # between two chunks and two events of a chunked, uncompressed event stream
+        self._inflate: Any = None
+        self._inflated = 0
+        self._fault: Fault | None = None
+        self._protocol_broken = False
+        self._headers_at: float | None = None
+        self._first_at: float | None = None
+        self._content_at: float | None = None
+        self._last_at = 0.0
+        self._done_at: float | None = None
+        self._at = 0.0
+        self._bytes = 0
+        self._reads = 0
+        self._read_outputs = 0
+        self._first_read_chunks = 0
+        self._gaps = 0
+        self._gap_max = 0.0
+        self._gaps_short = 0
+        self._bins: dict[int, int] = {}
+        self._rest = b""
+        self._needle: bytes | None = None
+        self._needle_empty = b""
+        self._needle_kind = CONTENT
+        self._finish = b""
+        self._last_output = b""
+        self._events: list[dict[str, Any]] = []
+
+    # --- bytes in ---
+
+    @property
+    def keep_alive(self) -> bool:
+        """May the connection carry another request."""
+        return self._http.keep_alive and not self._protocol_broken
+
+    @property
+    def http_status(self) -> int | None:
+        return self._http.status if self._http.has_head else None
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Fields of the answer, lower-case names."""
+        return self._http.headers
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes kept for later: an unfinished event, chunk line, header block, or a body."""
+        http = self._http
+        return self._sse.held_bytes + len(self.body) + len(self._rest) + len(http.line) + http.head_bytes
+
+    def feed(self, data: bytes, at: float) -> bool:
+        """Take one read of the socket that reached the host at `at`; return True when the answer is complete."""
+        if self._plain_path and not self._rest:
+            # One event, alone in one chunk, alone in one read: how most token streams arrive.
+            end = data.find(b"\r\n", 0, 18)
+            size = SIZES.get(data[:end])
+            n = len(data)
+            if (
+                size
+                and end + size + 4 == n
+                and data.startswith(b"data: ", end + 2)
+                and data.find(b"\n", end + 2) == n - 4
+                and data.endswith(b"\n\n\r\n")
+                and data.find(b"\r", end + 2) == n - 2
+            ):
+                self._bytes += n
+                self._at = at
+                found = self._chat.event(data[end + 8 : -4])
+                if found:
+                    self._reads += 1
+                    # A second output, read promptly: the usual case, kept short.
+                    if self._first_at is None or (found & CONTENT and self._content_at is None) or self.lazy:
+                        self._read_outputs = 0
+                        self._output(found, at)
+                        self._last_output = data
+                    else:
+                        self._gap(at - self._last_at)
+                        self._last_at = at
+                elif self._chat.done and self.done_marker_at is None:
+                    self.done_marker_at = at
+                return False
+        return self._feed_all(data, at)
+
+    def _feed_all(self, data: bytes, at: float) -> bool:
+        """The general path: any framing, any cut, any body."""
+        if self.complete:
+            return True
+        self._bytes += len(data)
+        return self._parse(data, at)
+
+    def _parse(self, data: bytes, at: float) -> bool:
+        self._at = at
+        self._read_outputs = 0
+        if self._rest:
+            data = self._rest + data
+            self._rest = b""
+        http = self._http
+        try:
+            new_head = not http.has_head
+            body = http.receive(data)
+            if new_head and http.has_head:
+                self._take_head(at)
+            if body:
+                self._take_body(body, at)
+        except ProtocolError as error:
+            self._protocol_broken = True
+            self._blame(Fault(error.code, redact(error.message, self.options.secrets)))
+            self._end(at)
+            return True
+        if http.complete:
+            self._end(at)
+            return True
+        self._plain_path = (
+            self._kind == EVENTS
+            and http.phase == SIZE
+            and not http.line
+            and self._inflate is None
+            and not self.options.timeline
+            and self._sse.clean
+        )
+        return False
+
+    def _take_head(self, at: float) -> None:
+        http = self._http
+        self._headers_at = at
+        self._note("headers", status=http.status)
+        encoding = http.headers.get("content-encoding", "").strip().lower()
+        if encoding in ("gzip", "x-gzip", "deflate"):
+            self._inflate = zlib.decompressobj(wbits=47 if encoding != "deflate" else 15)
+        elif encoding not in ("", "identity"):
+            raise ProtocolError("SC-ENCODING", f"the answer is compressed with {encoding[:40]!r}, which was not asked for")
+        if not 200 <= (http.status or 0) < 300:
+            self._kind = REFUSAL
+        elif self.options.plain:
+            self._kind = PLAIN
+
+    def _take_body(self, data: bytes, at: float) -> None:
+        if self._inflate is None:
+            self._take_plain(data, at)
+            return
+        # In small steps: a bomb is stopped long before it is unpacked.
+        while data:
+            try:
+                plain = self._inflate.decompress(data, INFLATE_STEP_BYTES)
+            except zlib.error as error:
+                raise ProtocolError("SC-ENCODING", f"the compressed body is broken: {error}") from None
+            data = self._inflate.unconsumed_tail
+            self._inflated += len(plain)
+            if self._inflated > INFLATE_FREE_BYTES + INFLATE_RATIO_MAX * self._bytes:
+                raise ProtocolError("SC-ENCODING", f"the body grows more than {INFLATE_RATIO_MAX} times when unpacked")
+            if plain:
+                self._take_plain(plain, at)
+            if self._inflate.eof:
+                break
+
+    def _take_plain(self, data: bytes, at: float) -> None:
+        """Body bytes as the service wrote them."""
+        kind = self._kind
+        if kind == UNKNOWN:
+            start = data.lstrip(b" \t\r\n")
+            if not start:
+                return
+            if start[:1] in (b"{", b"["):
+                kind = self._kind = JSON_BODY
+            elif start[:1] == b"<":
+                kind = self._kind = TEXT
+            else:
+                kind = self._kind = EVENTS
+        if kind == EVENTS:
+            if not self._chat.chunks and len(self.body) < 200:
+                self.body += data[:200]
+            for event_type, event in self._sse.feed(data):
+                self._event(event_type, event, at)
+        elif kind in (REFUSAL, TEXT):
+            if len(self.body) < ERROR_BODY_BYTES:
+                self.body += data[: ERROR_BODY_BYTES - len(self.body)]
+        else:
+            self._collect(data)
+
+    def _collect(self, data: bytes) -> None:
+        """A body that is needed whole; a bytearray, so that many small pieces cost linear time."""
+        if not isinstance(self.body, bytearray):
+            self.body = bytearray(self.body)  # type: ignore[assignment]
+        self.body += data
+        if len(self.body) > self.options.max_event_bytes:
+            raise ProtocolError("SC-SIZE", f"the body is above {self.options.max_event_bytes} bytes")
+
+    def _event(self, event_type: str, data: bytes, at: float) -> None:
+        chat = self._chat
+        was_done = chat.done
+        found = chat.event(data, event_type)
+        if found:
+            self._reads += self._read_outputs == 0
+            self._output(found, at)
+            self._last_output = data if len(data) < 65_536 else b""
+            self._needle = None  # learnt again from this event when the next heap comes
+        if chat.done and not was_done:
+            self.done_marker_at = at
+        if self.options.timeline and data:
+            self._note(_name_of(found, data), event=chat.chunks if data.strip() != b"[DONE]" else None, bytes=len(data))
+
+    def _output(self, found: int, at: float) -> None:
+        """One event with output: stamps, gaps, the first read's share."""
+        self._read_outputs += 1
+        if self._first_at is None:
+            self._first_at = at
+            self.first_output = True
+        elif not self.lazy:
+            self._gap(at - self._last_at)
+        if found & CONTENT and self._content_at is None:
+            self._content_at = at
+        self._last_at = at
+        if self._reads <= 1:
+            self._first_read_chunks = self._read_outputs
+
+    def _gap(self, gap_s: float) -> None:
+        self._gaps += 1
+        if gap_s < 0.001:
+            self._gaps_short += 1
+            if gap_s < 1e-6:
+                self._bins[0] = self._bins.get(0, 0) + 1
+                return
+        if gap_s > self._gap_max:
+            self._gap_max = gap_s
+        place = int(math.log(gap_s * 1e6) / _LOG_BIN) + 1
+        self._bins[place] = self._bins.get(place, 0) + 1
+
+    # --- lazy reading ---
+
+    def feed_lazy(self, data: bytes, at: float) -> bool:
+        """Take a heap of a stream that has shown its first output; return True when the answer is complete.
+
+        `at`: arrival of the newest segment in the heap.
+        """
+        if self.complete:
+            return True
+        self.lazy = True
+        self._bytes += len(data)
+        needle = self._needle
+        if needle is None:
+            self._learn()
+            needle = self._needle
+        if needle is None or not self._plain_path or self._chat.done:
+            return self._parse(data, at)
+        if self._rest:
+            data = self._rest + data
+            self._rest = b""
+        # Walk over whole chunks that hold whole events, without copying them.
+        n = len(data)
+        pos = 0
+        starts: list[int] = []
+        find, begins, size_of = data.find, data.startswith, SIZES.get
+        odd = False
+        while pos < n:
+            end = find(b"\r\n", pos, pos + 18)
+            size = size_of(data[pos:end]) if end > 0 else None
+            if not size:
+                odd = end > 0 or n - pos >= 18
+                break
+            after = end + size + 4
+            if after > n:
+                break
+            if not (begins(b"data: ", end + 2) and begins(b"\n\n\r\n", after - 4)):
+                odd = True
+                break
+            starts.append(pos)
+            pos = after
+        stop = self._count(data, starts, pos, at)
+        if odd or stop < pos:
+            # Finish, usage, [DONE] and the last chunk, or a heap that is not alike: parsed.
+            return self._parse(data[stop:], at)
+        self._rest = data[pos:]
+        return False
+
+    def _count(self, data: bytes, starts: list[int], stop: int, at: float) -> int:
+        """Count the output events of the chunks that begin at `starts` and end at `stop`; return how far it got.
+
+        An event is an output event like the ones before when the needle (`"content":"`, as this service writes it)
+        is in it and no closing quote follows at once. Inside a JSON string every quote has a backslash before it, so
+        generated text cannot contain the needle. Only when there is exactly one hit for every event is the number
+        taken; a hidden error or finish reason sends the heap to the parser.
+        """
+        needle, empty = self._needle, self._needle_empty
+        assert needle is not None
+        alike = len(starts)
+        for _ in range(_TAIL_CHUNKS):
+            if not alike:
+                return 0
+            begin = starts[alike - 1]
+            if data.find(needle, begin, stop) >= 0 and data.find(empty, begin, stop) < 0:
+                break
+            alike -= 1
+            stop = begin
+        else:
+            return 0
+        hits = data.count(needle, 0, stop)
+        if hits != alike and hits != data.count(b"\n\n", 0, stop):
+            return 0
+        last = data.rfind(b"\ndata: ", 0, stop)
+        if data.find(empty, 0, stop) >= 0 or data.find(b'"error"', 0, stop) >= 0 or data.find(self._finish, 0, last) >= 0:
+            return 0
+        chat = self._chat
+        chat.count_alike(hits - 1, self._needle_kind)
+        self._at = at
+        self._read_outputs = 0
+        found = chat.event(data[last + 7 : stop - 4])
+        self._reads += 1
+        self._output(found or self._needle_kind, at)
+        return stop
+
+    def _learn(self) -> None:
+        """Choose what to search for from the last output event; no needle when the format is not that simple."""
+        self._needle = None
+        data = self._last_output
+        if self._chat.several or self.options.keep_text:
+            return
+        found = [
+            (key + colon, kind)
+            for key, kind in _NEEDLE_KEYS
+            for colon in (b':"', b': "')
+            if data.count(key + colon) == 1 and key + colon + b'"' not in data
+        ]
+        if len(found) == 1:
+            self._needle, self._needle_kind = found[0]
+            self._needle_empty = self._needle + b'"'
+            self._finish = b'"finish_reason": "' if self._needle.endswith(b' "') else b'"finish_reason":"'
+
+    # --- ends ---
+
+    def eof(self, at: float) -> None:
+        """The peer closed its side at `at`."""
+        if self._flush(at):
+            return
+        http = self._http
+        if not http.has_head:
+            where = "inside the header block" if self._bytes else "without a byte of an answer"
+            self._blame(Fault("CH-CLOSED", f"the connection closed {where}"))
+        elif not http.eof() and self._kind in (JSON_BODY, PLAIN):
+            self._blame(Fault("SC-TRUNCATED", "the connection closed inside the body"))
+        self._end(self._end_time(at))
+
+    def fail(self, kind: str, at: float, detail: str = "") -> None:
+        """The answer ends here for a reason of ours or of the network: a code, or a name of `FAIL_KINDS`."""
+        if self._flush(at):
+            return
+        found = fault(kind, detail, self.options.secrets)
+        if self._http.has_head and found.error_kind == "connection":
+            found = Fault("CH-CUT", found.detail)
+        self._blame(found)
+        self._end(self._end_time(at))
+
+    def _flush(self, at: float) -> bool:
+        if not self.complete and self._rest:
+            self._parse(b"", at)
+        return self.complete
+
+    def _end_time(self, at: float) -> float:
+        """When the answer was over: a stream that has said so is not made longer by how its connection ends."""
+        if self.done_marker_at is not None:
+            return self.done_marker_at
+        return self._at if self._chat.terminated else at
+
+    def _blame(self, found: Fault) -> None:
+        if self._fault is None:
+            self._fault = found
+
+    def _end(self, at: float) -> None:
+        self.complete = True
+        self._plain_path = False
+        self._done_at = at
+        self._fault = self._judge(at)
+
+    def _judge(self, at: float) -> Fault | None:
+        """Return the fault of the finished answer, None for a success."""
+        chat, http, kind, secrets = self._chat, self._http, self._kind, self.options.secrets
+        if kind == REFUSAL or (http.has_head and not 200 <= (http.status or 0) < 300):
+            return classify(http.status or 0, http.headers, self.body, secrets=secrets)
+        if kind == JSON_BODY and self._fault is None:
+            found = chat.body(bytes(self.body))
+            if found:
+                self._reads = 1
+                self._output(found, at)
+        if chat.fault is not None:
+            return chat.fault
+        if self._fault is not None and not (kind == EVENTS and chat.terminated):
+            return self._fault
+        if kind == PLAIN:
+            return None
+        if kind == TEXT:
+            return classify_text(self.body, secrets)
+        if chat.terminated:
+            return None if chat.outputs else Fault("SC-EMPTY", "the answer was complete and had no output")
+        if chat.chunks and not chat.saw_choices:
+            return Fault("SC-CHOICES", redact(f"no choices in {chat.odd or 'the events'}", secrets))
+        if kind == EVENTS and not chat.chunks and "event-stream" not in http.headers.get("content-type", ""):
+            return Fault("SC-SSE", redact(b"not an event stream: " + self.body, secrets))
+        how = f"after {chat.outputs} events with output" if chat.outputs else "before any output"
+        return Fault("SC-TRUNCATED", f"the stream ended {how}, without a finish reason or [DONE]")
+
+    # --- the result ---
+
+    def outcome(self) -> Outcome:
+        """Return what is known of the answer; the owner adds what only it knows (send time, connection, clock)."""
+        chat, found, http = self._chat, self._fault, self._http
+        started = self._first_at is not None
+        tokens, source = None, None
+        if chat.output_tokens:
+            tokens, source = chat.output_tokens, "usage"
+        elif chat.outputs:
+            tokens, source = chat.outputs, "chunks"
+        outcome = Outcome(
+            http_status=self.http_status,
+            finish_reason=redact(chat.finish, self.options.secrets, 40) if chat.finish else None,
+            send_at=self.send_at,
+            headers_at=self._headers_at,
+            first_token_at=self._first_at,
+            first_content_at=self._content_at,
+            last_token_at=self._last_at if started else None,
+            done_at=self._done_at,
+            prompt_tokens=chat.prompt_tokens,
+            cached_tokens=chat.cached_tokens,
+            output_tokens=tokens,
+            output_tokens_source=source,
+            chunks=chat.outputs,
+            reads=self._reads,
+            bytes_in=self._bytes,
+            text="".join(chat.text) if self.options.keep_text else None,
+            reasoning_text="".join(chat.reasoning) if self.options.keep_text else None,
+            tool_calls=[chat.tool_calls[i] for i in sorted(chat.tool_calls)] if self.options.keep_text else None,
+            ttft_chunk=chat.ttft_chunk,
+            ttfo_chunk=chat.ttfo_chunk,
+            content_chunks=chat.content_chunks,
+            first_read_chunks=self._first_read_chunks,
+            server_timings=chat.timings,
+            events=self._events if self.options.timeline else None,
+        )
+        if found is not None:
+            outcome.status, outcome.code, outcome.error_kind = found.status, found.code, found.error_kind
+            outcome.detail = found.detail
+        if http.has_head:
+            outcome.retry_after_s = retry_after(http.headers)
+        if self._gaps and not self.lazy:
+            self._gap_statistics(outcome)
+        self._set_flags(outcome)
+        return outcome
+
+    def outcome_fields(self) -> dict[str, Any]:
+        """The same as `outcome`, by field name."""
+        outcome = self.outcome()
+        return {name: getattr(outcome, name) for name in Outcome.__slots__}
+
+    def _gap_statistics(self, outcome: Outcome) -> None:
+        """Gaps between output events. p99: nearest rank over 2 % bins, middle of the bin (1 % off at most)."""
+        assert self._first_at is not None
+        n = self._gaps
+        outcome.itl_mean_s = max(self._last_at - self._first_at, 0.0) / n
+        outcome.itl_max_s = self._gap_max
+        outcome.itl_under_1ms_ratio = self._gaps_short / n
+        rank = n - n // 100  # ceil(0.99 n)
+        seen = 0
+        for place in sorted(self._bins):
+            seen += self._bins[place]
+            if seen >= rank:
+                middle = 1e-6 * math.exp((place - 0.5) * _LOG_BIN) if place else 0.0
+                outcome.itl_p99_s = min(middle, self._gap_max)
+                break
+
+    def _set_flags(self, outcome: Outcome) -> None:
+        chat, flags = self._chat, outcome.flags
+        if chat.cached_tokens:
+            flags.add("cached")
+        if self._first_read_chunks > 1:
+            flags.add("first_read_bound")
+        if chat.after_done:
+            flags.add("text_after_done")
+        if outcome.status == "ok" and self._kind != PLAIN:
+            if not chat.done:
+                flags.add("no_done")
+            if outcome.output_tokens_source == "chunks":
+                flags.add("tokens_estimated")
+            pinned, tokens = self.pinned_tokens, outcome.output_tokens
+            # Counted events may hold several tokens each: then only another end than the limit shows a short answer.
+            counted = outcome.output_tokens_source == "chunks" and chat.finish == "length"
+            if pinned is not None and tokens is not None and tokens < pinned and not counted:
+                flags.add("short")
+            if self._kind == JSON_BODY or is_burst(outcome):
+                flags.add("burst")
+
+    def _note(self, what: str, **facts: Any) -> None:
+        if self.options.timeline and len(self._events) < TIMELINE_MAX:
+            self._events.append({"at": self._at, "what": what, **facts})
+
+
+# Chunks without output at the end of a heap: finish, usage, and some to spare.
+_TAIL_CHUNKS = 6
+_NEEDLE_KEYS = ((b'"content"', CONTENT), (b'"text"', CONTENT), (b'"reasoning_content"', REASONING), (b'"reasoning"', REASONING))
+
+
+def classify_text(body: bytes, secrets: tuple[str, ...]) -> Fault:
+    """A page of HTML or text with status 200 where an event stream was asked for."""
+    message, _ = error_parts(bytes(body))
+    return Fault("SC-SSE", redact(f"a page, not an event stream: {message}", secrets))
+
+
+def _name_of(found: int, data: bytes) -> str:
+    """What to call an event in a timeline."""
+    for bit, name in _KIND_NAMES.items():
+        if found & bit:
+            return name
+    text = data.strip()
+    if text == b"[DONE]":
+        return "done"
+    for needle, name in ((b'"error":{', "error"), (b'"usage":{', "usage"), (b'"finish_reason":"', "finish"), (b'"role"', "role")):
+        if needle in text.replace(b": ", b":"):
+            return name
+    return "other"
