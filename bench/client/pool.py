@@ -48,6 +48,7 @@ class IdlePool:
         if len(self._idle) >= self._max_idle:
             self._idle.popleft().close()
         connection.idle_since_s = now_s
+        connection.uses = max(connection.uses, 1)
         self._idle.append(connection)
 
     def expire(self, now_s: float) -> None:

@@ -33,6 +33,8 @@ READS_PER_DRAIN = 8
 # Above this many bytes in one drain a stream is read promptly again: its socket could fill before the next drain,
 # and a full socket delays the service (a default Linux socket holds about 100 kB of small segments).
 LAZY_BYTES_PER_DRAIN = 24_000
+# After [DONE] the end of the body is waited for this long; then the connection is closed and not kept.
+END_GRACE_S = 1.0
 
 
 class Stream:
@@ -127,7 +129,8 @@ class Stream:
         self._phase = READING
         if early:
             connection.reusable = False
-        self._empty_ns = int(self.send_at * 1e9) if self.send_at is not None else 0
+        self.reader.send_at = self.send_at
+        self._empty_ns = int((self.send_at or 0.0) * 1e9)
         connection.watcher.start(self._readable)
 
     @staticmethod
@@ -247,7 +250,8 @@ class Stream:
             return None
         kind, limit_s = self._limit()
         if now_s < limit_s:
-            return limit_s
+            # No limit of the next phase can be reached before `look_s` is over, so none is noticed late.
+            return min(limit_s, now_s + self._transport.look_s)
         if self._phase == READING:
             # Our own loop may have been late: what is in the socket by now counts.
             self.read_once()
@@ -256,12 +260,19 @@ class Stream:
             kind, limit_s = self._limit()
             if now_s < limit_s:
                 return limit_s
-        self.fail(kind, "")
+        if kind == "ended":
+            self.reader.eof(now_s)
+            self._finish()
+        else:
+            self.fail(kind, "")
         return None
 
     def _limit(self) -> tuple[str, float]:
         """(kind, time) of the limit that is reached first if nothing more happens."""
         options = self._transport.options
+        if self.reader.done_marker_at is not None:
+            # The stream said [DONE], and only the end of its framing is missing: no reason to wait long.
+            return "ended", self.reader.done_marker_at + END_GRACE_S
         total_s = self._started_s + options.total_timeout_s
         if self._phase == OPENING:
             kind, limit_s = "connect_timeout", self._opened_s + options.connect_timeout_s

@@ -19,7 +19,7 @@ import ssl
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import gevent
@@ -37,6 +37,8 @@ from bench.client.stream import Stream
 
 # How exact the time limits are.
 TICK_S = 0.05
+# Longest time between two looks at the limits of one stream.
+LOOK_S = 2.0
 # Streams drained before the hub gets its turn: about 1 ms, so that a pass over thousands delays no send.
 DRAIN_SLICE = 50
 
@@ -116,6 +118,9 @@ class Transport:
         self.lazy_streams: dict[Stream, None] = {}
         self.kernel_stamps = stamps_supported()
         self.lazy_reading = options.read != "prompt" and self.kernel_stamps
+        # The limits of a stream are looked at this often, besides when one is due.
+        self.look_s = min(LOOK_S, options.connect_timeout_s, options.first_token_timeout_s, options.idle_timeout_s,
+                          options.total_timeout_s)
         self._streams: dict[Stream, None] = {}
         self._buckets: dict[int, set[Stream]] = {}
         self._tick_at = int(time.monotonic() / TICK_S)
@@ -137,7 +142,8 @@ class Transport:
         self._fields = _fields(endpoint, options, api_key)
         if self._absolute and proxy is not None:
             self._fields += proxy.authorization
-        self._secrets = (api_key,) if api_key else ()
+        answer = options.answer or AnswerOptions()
+        self._answer = replace(answer, secrets=(*answer.secrets, api_key)) if api_key else answer
 
     @property
     def in_flight(self) -> int:
@@ -155,7 +161,7 @@ class Transport:
         request = self.request(body, request_id=request_id, method=method, path=path)
 
         def reader() -> AnswerReader:
-            return self._reader(answer, pinned_tokens, method)
+            return self._reader(answer, pinned_tokens)
 
         stream = Stream(self, request, reader, request_id=request_id, on_done=on_done,
                         prompt_read=prompt_read or not self.lazy_reading)
@@ -229,8 +235,8 @@ class Transport:
             timer.stop()
             timer.close()
 
-    def _reader(self, answer: AnswerOptions | None, pinned_tokens: int | None, method: str) -> AnswerReader:
-        return AnswerReader(answer)
+    def _reader(self, answer: AnswerOptions | None, pinned_tokens: int | None) -> AnswerReader:
+        return AnswerReader(answer or self._answer, pinned_tokens=pinned_tokens)
 
     # For the streams.
 
