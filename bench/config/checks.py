@@ -8,15 +8,20 @@ A check is skipped when one of the keys it reads was wrong: a default in its pla
 """
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from statistics import NormalDist
 from urllib.parse import urlsplit
 
+from bench.config.limits import limit_problems
 from bench.config.parse import Path_
 from bench.config.profiles import STEP_COEFFICIENTS
 from bench.config.schema import Config
+
+
+__all__ = ["Finding", "limit_problems", "run"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,12 +272,26 @@ def _fits(config: Config) -> Iterator[Finding]:
             f"is {room}, below the longest request: prompt {max(load.input_len_range)} + output {output} = {need}",
             f"at least {need}", "raise it, or lower loadgen.max_output_tokens",
         )
-    if config.engine.num_blocks is not None and config.engine.num_blocks * config.engine.block_size < need:
-        blocks = math.ceil(need / config.engine.block_size)
+    # One block of the pool is the null block, which holds no sequence.
+    if config.engine.num_blocks is not None and (config.engine.num_blocks - 1) * config.engine.block_size < need:
+        blocks = math.ceil(need / config.engine.block_size) + 1
         yield Finding(
-            "CFG-027", ("engine", "num_blocks"), f"is {config.engine.num_blocks}, the longest request needs {blocks} blocks",
+            "CFG-027", ("engine", "num_blocks"),
+            f"is {config.engine.num_blocks}, the longest request ({need} tokens) needs {blocks} with the null block",
             f"at least {blocks}", "raise it",
         )
+
+
+@_reads("engine.profile")
+def _profile(config: Config) -> Iterator[Finding]:
+    name = config.engine.profile
+    if name in STEP_COEFFICIENTS or name.endswith(".json"):
+        return
+    near = difflib.get_close_matches(name, STEP_COEFFICIENTS, n=1)
+    yield Finding(
+        "CFG-007", ("engine", "profile"), f'is "{name[:60]}"', f"one of {', '.join(STEP_COEFFICIENTS)}, or a .json file",
+        f"did you mean {near[0]}?" if near else "choose one of them",
+    )
 
 
 @_reads("scheduler.preemption_mode", "scheduler.swap_space_gb")

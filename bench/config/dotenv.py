@@ -102,3 +102,8 @@ def read_environment(folder: Path | None = None, process: Mapping[str, str] | No
     if problems:
         raise ConfigError(problems)
     return Environment(process, values, path)
+
+
+def environment(env: Mapping[str, str] | None) -> Mapping[str, str]:
+    """`env` itself; None and os.environ mean the process's environment with `.env` below it."""
+    return read_environment() if env is None or env is os.environ else env

@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from bench.config import checks, explain
-from bench.config.dotenv import Environment, read_environment
+from bench.config.dotenv import Environment, environment
 from bench.config.errors import ConfigError, Problem
 from bench.config.parse import Marks, Path_, dotted, parse, read_text
 from bench.config.schema import Config
@@ -55,13 +55,14 @@ def load_config(path: Path | None, *, env: Mapping[str, str] | None = None,
                 overrides: dict[str, Any] | None = None) -> Resolved:
     """The resolved config of a file (None: defaults alone).
 
-    env: a plain mapping, or None for the process's environment with `.env` of the working folder below it.
+    env: a plain mapping; None or os.environ for the process's environment with the `.env` of the working
+    folder below it.
     overrides: dotted key -> value, as from a command line.
     Raises ConfigError with every problem at once.
     """
     problems: list[Problem] = []
     try:
-        where = read_environment() if env is None else env
+        where = environment(env)
     except ConfigError as error:
         problems += error.problems
         where = {}

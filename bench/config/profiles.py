@@ -12,7 +12,7 @@ class StepCoefficients:
     """T = a0 + b0 n + g K + o of a decode step: n sequences, K cached tokens read."""
 
     a0_s: float  # s per step
-    b0_s: float  # s per token of the step
+    b0_s: float  # s per decoding sequence: per token of the step and per sequence together
     g_s: float  # s per cached token read
     overhead_s: float  # s per step
 
@@ -30,4 +30,5 @@ STEP_COEFFICIENTS: dict[str, StepCoefficients] = {
     "a100-70b-tp4": _row(30.4, 101, 51),
     "h100-70b-tp4": _row(21.6, 0, 31),
     "h100-70b-tp8": _row(13.4, 25, 15),
+    "reference-shape": _row(0.6, 40, 0, overhead_ms=0),
 }

@@ -53,13 +53,16 @@ class Section(BaseModel):
 class Scheduler(Section):
     """How the service batches; the embedded engine obeys it, a real service is only compared with it."""
 
-    policy: Literal["fcfs", "slack_aware", "priority", "edf", "sjf"] = _key(
+    policy: Literal["fcfs", "priority", "sjf", "edf", "slack_aware", "mlfq", "fair"] = _key(
         "slack_aware", "order of the waiting queue of the embedded engine"
     )
     max_num_batched_tokens: int = _key(4096, "token budget of one step", unit="tokens", ge=1, le=MAX_TOKENS)
     max_num_seqs: int = _key(32, "sequences that may run at once", unit="sequences", ge=1, le=65536)
     batch_size_cap: int = _key(16, "admission cap on running sequences", unit="sequences", ge=1, le=65536)
-    preemption_mode: Literal["recompute", "swap"] = _key("recompute", "what happens to a preempted sequence")
+    hopeless: Literal["demote", "shed", "keep"] = _key(
+        "demote", "slack_aware: what happens to a request that can no longer meet its deadline"
+    )
+    preemption_mode: Literal["recompute", "swap", "auto"] = _key("recompute", "what happens to a preempted sequence")
     swap_space_gb: float = _key(8.0, "host memory for swapped KV blocks", unit="GB", ge=0, le=65536)
     enable_chunked_prefill: bool = _key(True, "whether a prompt may be split over steps")
 
@@ -123,6 +126,9 @@ class Sweep(Section):
     target_duration_sec: Seconds | None = _key(
         None, "the same for the stage at loadgen.target_qps, which needs most arrivals", unit="s"
     )
+    min_window_arrivals: int = _key(
+        0, "stages of slow rates last longer, until so many arrivals are expected after the warm-up", unit="requests", ge=0, le=10**7
+    )
     warmup_sec: SecondsOrZero | None = _key(
         None, "start of each stage that is left out of the statistics (default: a tenth, at most 30 s)", unit="s"
     )
@@ -170,11 +176,12 @@ class Engine(Section):
 
     embedded: bool = _key(False, "true: start it and send everything to it")
     style: Literal["vllm", "sglang", "trt_no_evict", "trt_max_util"] = _key("vllm", "whose step loop is followed")
-    profile: Word = _key("h100-8b", "step-time coefficients (see docs/engine.md)")
+    profile: Word = _key("h100-8b", "step-time coefficients: a name of docs/engine.md or a .json file")
     replicas: int = _key(1, "independent engines behind one address", ge=1, le=1024)
-    router: Literal["round_robin", "least_loaded", "prefix"] = _key("round_robin", "who gets a request")
+    router: Literal["round_robin", "random", "least_loaded", "prefix"] = _key("round_robin", "who gets a request")
     block_size: int = _key(16, "tokens of one KV block", unit="tokens", ge=1, le=1024)
     num_blocks: Annotated[int, Field(ge=1, le=10**9)] | None = _key(None, "KV blocks (default: the profile's)", unit="blocks")
+    watermark: float = _key(0.0, "share of the KV blocks kept free when a request is admitted", unit="1", ge=0, lt=1)
     max_model_len: Tokens = _key(8192, "prompt + output of one request", unit="tokens")
     prefix_caching: bool = _key(False, "whether equal prompt starts share KV blocks")
     noise_cv: float = _key(0.03, "spread of step times", unit="1", ge=0, le=2)
@@ -247,9 +254,12 @@ class Config(Section):
     classes: Annotated[list[RequestClass], Field(max_length=32)] = _key([], "kinds of requests")
     tenants: Annotated[list[Tenant], Field(max_length=64)] = _key([], "customers")
 
-    def stage_duration_s(self) -> float:
-        """Seconds of arrivals of one stage."""
-        return self.sweep.stage_duration_sec or self.loadgen.duration_sec
+    def stage_duration_s(self, qps: float | None = None) -> float:
+        """Seconds of arrivals of one stage, warm-up included; `qps` counts for `sweep.min_window_arrivals`."""
+        base = self.sweep.stage_duration_sec or self.loadgen.duration_sec
+        if qps is None or self.sweep.min_window_arrivals == 0:
+            return base
+        return max(base, self.warmup_s(base) + self.sweep.min_window_arrivals / qps)
 
     def warmup_s(self, duration_s: float) -> float:
         """Seconds at the start of a stage of `duration_s` that are left out of the statistics."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from bench.config.dotenv import Environment, read_environment
+from bench.config.dotenv import Environment, environment
 from bench.config.errors import ConfigError, Problem
 from bench.config.schema import Config
 
@@ -155,13 +155,21 @@ def read_key_file(path: str, where: str) -> str:
 def api_key(config: Config, env: Mapping[str, str] | None = None) -> str | None:
     """The API key, or None when none is given.
 
-    env: a plain mapping, or None for the process's environment with `.env` below it.
+    env: a plain mapping; None or os.environ for the process's environment with `.env` below it.
     The embedded engine gets no key of the environment: nothing there is owed to it.
     Raises ConfigError (CFG-013, CFG-014) on a damaged key or an unusable key file.
     """
     if config.engine.embedded:
         return None
-    where = read_environment() if env is None else env
+    return api_key_from_environment(env, key_file=config.target.api_key_file)
+
+
+def api_key_from_environment(env: Mapping[str, str] | None = None, *, key_file: str | None = None) -> str | None:
+    """The API key by environment, then by `key_file`; None when none is given.
+
+    Raises ConfigError (CFG-013, CFG-014) on a damaged key or an unusable key file.
+    """
+    where = environment(env)
     layers: list[tuple[Mapping[str, str], str]] = [(where, "environment")]
     if isinstance(where, Environment):
         layers = [(where.process, "environment"), (where.dotenv, str(where.dotenv_path or ".env"))]
@@ -171,9 +179,7 @@ def api_key(config: Config, env: Mapping[str, str] | None = None) -> str | None:
                 if name.endswith("_FILE"):
                     return read_key_file(values[name], f"{label}: {name}")
                 return check_key(values[name], f"{label}: {name}")
-    if config.target.api_key_file:
-        return read_key_file(config.target.api_key_file, "target.api_key_file")
-    return None
+    return read_key_file(key_file, "target.api_key_file") if key_file else None
 
 
 def known_keys(env: Mapping[str, str]) -> set[str]:

@@ -28,6 +28,7 @@ SHAPES = ("sweep", "repeat", "ramp", "spike", "smoke", "replay", "single")
 SMOKE_QPS = 2.0  # the reference's small-scale check before a sweep
 SMOKE_S = 30.0
 SPIKE_FACTOR = 3.0  # peak over base when no rates are given
+MAX_ARRIVALS = 5_000_000  # of one stage: its arrays take 50 bytes an arrival
 FORMAT = 1
 
 
@@ -174,11 +175,15 @@ def build_plan(config: Config, shape: str = "sweep", *, qps: list[float] | None 
                duration_s: float | None = None, repeats: int | None = None, seed: int | None = None) -> Plan:
     """The plan of a shape; the keyword arguments go before the config's values.
 
-    Raises PlanError when the shape needs what the config does not give, TraceError or ValueError (with
-    file and line) when a named file is damaged.
+    Raises PlanError when the shape needs what the config does not give, and when a file that the config
+    names is damaged (with file and line).
     """
     run_seed = config.loadgen.seed if seed is None else seed
-    trace = _load_trace(config, shape)
+    try:
+        trace = _load_trace(config, shape)
+        length_laws = _length_laws(config)
+    except (TraceError, ValueError, OSError) as error:
+        raise error if isinstance(error, PlanError) else PlanError(str(error)) from None
     levels = _levels(config, shape, qps, duration_s, repeats, trace)
     stages: list[Stage] = []
     seen: dict[tuple[tuple[float, float], ...], int] = {}
@@ -187,7 +192,13 @@ def build_plan(config: Config, shape: str = "sweep", *, qps: list[float] | None 
         repeat = seen.get(points, 0)
         seen[points] = repeat + 1
         length_s = points[-1][0]
-        warmup_s = 0.0 if shape in ("ramp", "spike", "replay") else config.warmup_s(length_s)
+        expected = integrated_rate(points, length_s)
+        if expected > MAX_ARRIVALS:
+            raise PlanError(
+                f"stage {index} would have {expected:.3g} arrivals ({label} per second for {length_s:g} s); "
+                f"at most {MAX_ARRIVALS}; lower the rate or shorten the stage"
+            )
+        warmup_s = 0.0 if shape in ("ramp", "spike", "replay") else config.warmup_s(min(length_s, config.stage_duration_s()))
         if warmup_s >= length_s:
             raise PlanError(
                 f"sweep.warmup_sec is {warmup_s:g}, stage {index} lasts {length_s:g} s; shorten the warm-up or lengthen the stage"
@@ -203,7 +214,7 @@ def build_plan(config: Config, shape: str = "sweep", *, qps: list[float] | None 
         )
         stages.append(stage if simple else replace(stage, profile=points))
     return Plan(
-        stages=tuple(stages), run_seed=run_seed, shape=shape, lengths=_length_laws(config),
+        stages=tuple(stages), run_seed=run_seed, shape=shape, lengths=length_laws,
         prompts=Prompts(config.target.tokens_per_word, config.loadgen.unique_prompts), trace=trace,
         tenants=tuple(Group(t.name, t.share) for t in config.tenants),
         classes=tuple(Group(c.name, c.share) for c in config.classes),
@@ -233,8 +244,10 @@ def _levels(config: Config, shape: str, qps: list[float] | None, duration_s: flo
     if shape == "sweep":
         one = []
         for rate in qps or config.sweep.qps:
-            longer = config.sweep.target_duration_sec if duration_s is None and rate == target else None
-            one.append(_flat(rate, longer or length_s))
+            own_s = duration_s or config.stage_duration_s(rate)
+            if duration_s is None and rate == target and config.sweep.target_duration_sec is not None:
+                own_s = config.sweep.target_duration_sec
+            one.append(_flat(rate, own_s))
         return one * (repeats or config.sweep.repeats)
     if shape == "repeat":
         # One repeat shows nothing; three is what the reference asks for.

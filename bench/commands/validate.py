@@ -1,0 +1,182 @@
+"""`bench validate`: a dry run of a config."""
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from bench.config import Problem, Resolved
+    from bench.workload.expect import StageExpectation
+    from bench.workload.plan import Plan
+
+SHAPES = ("sweep", "repeat", "ramp", "spike", "smoke", "replay", "single")
+
+
+@click.command(
+    "validate",
+    help="""Check a config without sending anything: problems, values with their origin, what to expect.
+
+    Exit code 0: the run may start (warnings allowed); 2: it may not.
+
+    \b
+    Example:
+      bench validate configs/scheduler_bench.json
+      bench validate configs/demo.json --shape repeat --json
+    """,
+)
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--shape", type=click.Choice(SHAPES), default="sweep", show_default=True, help="The plan to look at.")
+@click.option("--all", "show_all", is_flag=True, help="Show defaults too.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
+def command(file: Path, shape: str, show_all: bool, as_json: bool) -> None:
+    """Check one config file."""
+    from bench.config import ConfigError, Problem, load_config
+    from bench.config.limits import limit_problems
+    from bench.workload.expect import expect_stages, total
+    from bench.workload.plan import PlanError, build_plan
+
+    try:
+        resolved = load_config(file)
+    except ConfigError as error:
+        _finish({"ok": False, "file": str(file), "problems": _plain(error.problems)}, as_json, _lines(error.problems))
+    problems = _key_problems(resolved)
+    try:
+        plan = build_plan(resolved.config, shape)
+    except PlanError as error:
+        kind = "CFG-040" if _names_file(resolved, str(error)) else "CFG-045"
+        found = [*problems, Problem(kind, str(file), f"cannot become a plan: {error}"), *resolved.warnings]
+        _finish({"ok": False, "file": str(file), "problems": _plain(found)}, as_json, _lines(found))
+    stages = expect_stages(plan, resolved.config.slo.attainment_target)
+    problems += limit_problems(resolved.config, total(plan, stages))
+    problems += resolved.warnings + size_warnings(resolved.config.slo.attainment_target, stages)
+    document = _document(file, resolved, plan, stages, problems)
+    _finish(document, as_json, _report(document, problems, stages, show_all))
+
+
+def _key_problems(resolved: Resolved) -> list[Problem]:
+    """What is wrong with the API key, by length and kind; a missing key is no problem here."""
+    from bench.config import ConfigError, api_key
+
+    try:
+        api_key(resolved.config)
+    except ConfigError as error:
+        return list(error.problems)
+    return []
+
+
+def _names_file(resolved: Resolved, text: str) -> bool:
+    load = resolved.config.loadgen
+    return any(name and name in text for name in (load.trace_file, load.output_len_file))
+
+
+def size_warnings(target: float, stages: list[StageExpectation]) -> list[Problem]:
+    """CFG-042 and CFG-043: stages too small for the attainment target or for a percentile."""
+    from bench.config import Problem
+    from bench.workload.expect import PERCENTILE_SAMPLES, arrivals_to_decide
+
+    out: list[Problem] = []
+    need = arrivals_to_decide(target)
+    for stage in stages:
+        if stage.misses_allowed is not None or not (stage.at_target or len(stages) == 1):
+            continue
+        rate = stage.window_arrivals / stage.window_s if stage.window_arrivals else stage.offered_qps
+        out.append(Problem(
+            "CFG-042", f'stage "{stage.name}"',
+            f"has {stage.window_arrivals} arrivals in its window; without one miss the Wilson lower bound stays below {target:g}",
+            f"{need} or more", f"make its window {need / rate:.0f} s or longer (sweep.target_duration_sec)",
+        ))
+    short: dict[tuple[str, ...], list[str]] = {}
+    for stage in stages:
+        if stage.missing_percentiles():
+            short.setdefault(tuple(stage.missing_percentiles()), []).append(f"{stage.name} ({stage.window_arrivals})")
+    for names, where in short.items():
+        needs = ", ".join(f"{name} {PERCENTILE_SAMPLES[name]}" for name in names)
+        out.append(Problem(
+            "CFG-043", "stages", f"too small for {', '.join(names)}: {'; '.join(where)} arrivals", f"at least {needs}",
+            "these percentiles are withheld; lengthen the stages or set sweep.min_window_arrivals",
+        ))
+    return out
+
+
+def _plain(problems: list[Problem]) -> list[dict[str, Any]]:
+    return [problem.to_dict() for problem in problems]
+
+
+def _lines(problems: list[Problem]) -> list[str]:
+    marks = {"error": "error  ", "warning": "warning"}
+    return [f"{marks[problem.severity]} {problem.text()}" for problem in problems]
+
+
+def _document(file: Path, resolved: Resolved, plan: Plan, stages: list[StageExpectation],
+              problems: list[Problem]) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from bench.config.limits import cost
+    from bench.workload.expect import total
+    from bench.workload.schedule import plan_hash
+
+    limits = resolved.config.limits
+    sums = total(plan, stages)
+    return {
+        "ok": not any(problem.severity == "error" for problem in problems),
+        "file": str(file),
+        "problems": _plain(problems),
+        "values": resolved.masked(),
+        "origin": resolved.origin,
+        "shape": plan.shape,
+        "seed": plan.run_seed,
+        "schedule_hash": plan_hash(plan),
+        "stages": [{**asdict(stage), "cost": cost(limits, stage.input_tokens, stage.output_tokens)} for stage in stages],
+        "total": {**asdict(sums), "tokens": sums.tokens, "cost": cost(limits, sums.input_tokens, sums.output_tokens)},
+    }
+
+
+def _report(document: dict[str, Any], problems: list[Problem], stages: list[StageExpectation], show_all: bool) -> list[str]:
+    lines = _lines(problems) + ([""] if problems else [])
+    lines.append("values")
+    for key, value in _leaves(document["values"], document["origin"]):
+        origin = document["origin"][key]
+        if show_all or origin != "default":
+            lines.append(f"  {key} = {json.dumps(value, ensure_ascii=False)}  ({origin})")
+    if not show_all:
+        lines.append(f"  and {sum(o == 'default' for o in document['origin'].values())} defaults (--all shows them)")
+    target = document["values"]["slo"]["attainment_target"]
+    lines += ["", f"plan {document['shape']}, seed {document['seed']}, schedule {document['schedule_hash'][:16]}"]
+    money = document["total"]["cost"] is not None
+    header = f"  {'stage':<22}{'seconds':>8}{'expected':>9}{'planned':>8}{'window':>7}{'input tok':>11}{'output tok':>11}"
+    lines.append(header + f"{'misses':>8}" + ("      cost" if money else ""))
+    for stage, row in zip(stages, document["stages"], strict=True):
+        allowed = "-" if stage.misses_allowed is None else str(stage.misses_allowed)
+        lines.append(
+            f"{'>' if stage.at_target else ' '} {stage.name:<22}{stage.duration_s:>8.6g}{stage.expected_arrivals:>9.0f}{stage.arrivals:>8}"
+            f"{stage.window_arrivals:>7}{stage.input_tokens:>11}{stage.output_tokens:>11}{allowed:>8}"
+            + (f"{row['cost']:>10.2f}" if money else "")
+        )
+    sums = document["total"]
+    lines.append(
+        f"  in all: {sums['requests']} requests, {sums['input_tokens']} input and up to {sums['output_tokens']} output tokens, "
+        f"{sums['arrivals_s']:.0f} s of arrivals, at most {sums['longest_s']:.0f} s with drains"
+        + (f", cost up to {sums['cost']:.2f}" if money else "")
+    )
+    lines.append(f"  misses: how many requests of the window may miss so that attainment >= {target:g} is still shown; -: too few arrivals")
+    lines += ["", "the run may start" if document["ok"] else "the run may not start"]
+    return lines
+
+
+def _leaves(values: dict[str, Any], origin: dict[str, str]) -> list[tuple[str, Any]]:
+    out = []
+    for key in origin:
+        node: Any = values
+        for part in key.split("."):
+            node = node[part]
+        out.append((key, node))
+    return out
+
+
+def _finish(document: dict[str, Any], as_json: bool, lines: list[str]) -> None:
+    click.echo(json.dumps(document, ensure_ascii=False, allow_nan=False) if as_json else "\n".join(lines))
+    sys.exit(0 if document["ok"] else 2)
