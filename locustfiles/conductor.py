@@ -291,13 +291,23 @@ class Conductor:
                 self.collector.problem(f"stage {stage.index} stripe {stripe.index}: {stripe.error}")
                 marks.add("not_prepared")
             elif stripe.hash != schedule.hash and not stripe.lost:
-                self.collector.problem(f"stage {stage.index} stripe {stripe.index}: its schedule differs from the master's")
+                self.collector.problem(
+                    f"stage {stage.index} stripe {stripe.index}: its schedule differs from the master's; "
+                    f"run the same version everywhere"
+                )
                 marks.add("schedule_differs")
         start_s = now_s() - self._t0_s + (LEAD_LOCAL_S if "local" in self._stripes else LEAD_S)
         self._send_all(messages.GO, {"run_id": self._run_id, "stage": stage.index, "start_s": start_s})
         self.live.state = "sending"
         log.info("stage %s: %d arrivals, %.0f s from t=%.1f s", stage.name, planned, stage.duration_s, start_s)
-        say("stage", number=stage.index + 1, of=len(plan.stages), name=stage.name, planned=planned, duration_s=stage.duration_s)
+        say(
+            "stage",
+            number=stage.index + 1,
+            of=len(plan.stages),
+            name=stage.name,
+            planned=planned,
+            duration_s=stage.duration_s,
+        )
         self._wait_sending(stage, start_s, settings, marks)
         self.live.state = "draining"
         say("drain", number=stage.index + 1, in_flight=None)
@@ -424,7 +434,8 @@ class Conductor:
             for i in missing
         ]
         if rows:
-            self.collector.problem(f"stage {stage.index}: {len(rows)} arrivals have no row from a worker (code CL-LOST)")
+            text = f"stage {stage.index}: {len(rows)} arrivals have no row from a worker (code CL-LOST)"
+            self.collector.problem(text)
             self.collector.add_rows(stage.index, rows)
             for row in rows:
                 stats.fire(self.environment, stage.name, row)
@@ -462,7 +473,11 @@ class Conductor:
         took = (drained_s or now_s() - self._t0_s) - start_s - stage.duration_s
         log.info("stage %s: %d rows, drained in %.1f s%s", stage.name, record.rows, took, _shown(marks))
         say(
-            "staged", number=stage.index + 1, name=stage.name, rows=record.rows, statuses=dict(record.statuses),
+            "staged",
+            number=stage.index + 1,
+            name=stage.name,
+            rows=record.rows,
+            statuses=dict(record.statuses),
             drain_s=took,
             marks=sorted(marks),
         )
@@ -513,11 +528,12 @@ class Conductor:
         info = self.collector.info
         info.finished_utc = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         info.interrupted = self.interrupted
+        self._run_id = ""  # what comes from a worker after this belongs to no run
         self.collector.finish()
         self.environment.process_exit_code = self._exit_code()
         for problem in info.problems:
             log.warning("%s", problem)
-        log.info("run %s is complete: %s", self._run_id, self.collector.run_dir)
+        log.info("run %s is complete: %s", info.run_id, self.collector.run_dir)
 
     def _exit_code(self) -> int:
         """130 interrupted, 4 the record is not whole, else 0: the SLO is judged by the analysis."""
@@ -530,7 +546,10 @@ class Conductor:
 def say(event: str, **data: Any) -> None:
     """Tell `bench run`, when it is the parent, how far the run is: one line of JSON on standard output."""
     if os.environ.get("BENCH_PROGRESS") == "1":
-        print("@bench " + json.dumps({"event": event, **data}), flush=True)
+        try:
+            print("@bench " + json.dumps({"event": event, **data}), flush=True)
+        except OSError:  # the parent is gone; `Wiring` ends the run in order
+            os.environ.pop("BENCH_PROGRESS", None)
 
 
 def over_limit(

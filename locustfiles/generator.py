@@ -26,8 +26,10 @@ from gevent.queue import Queue
 from locust.env import Environment
 
 from bench.client.chat import request_body
+from bench.client.dialing import proxy_from_env
 from bench.client.outcome import Outcome
 from bench.client.transport import Transport, TransportOptions
+from bench.config import Config, api_key
 from bench.records.packing import pack
 from bench.records.request import RequestRow
 from bench.workload.plan import Group, Plan, Stage
@@ -127,6 +129,7 @@ class Generator:
         send_stats = getattr(runner, "_send_stats", None)
         if send_stats is not None:  # a worker: bring its statistics to the master before the answer
             send_stats()
+        self.job = None  # the run is over for this worker: no more gauge
         self._send(messages.FLUSHED, {"run_id": msg.data["run_id"]})
 
     def on_pong(self, environment: Environment, msg: Any, **_: Any) -> None:
@@ -197,13 +200,17 @@ class Generator:
         if self._transport is not None:
             self._transport.close()
         endpoint = parse_base_url(settings["base_url"])
-        options = TransportOptions(**settings["transport"])
-        self._transport = Transport(endpoint, options, settings_key(settings))
+        asked = dict(settings["transport"])
+        if settings["trust_env"] and not asked["proxy"]:
+            asked["proxy"] = proxy_from_env(endpoint.scheme, endpoint.host)
+        headers = tuple((name, value) for name, value in settings["extra_headers"])
+        options = TransportOptions(**asked, extra_headers=headers)
+        self._transport = Transport(endpoint, options, process_key(settings))
         self._transport_key = key
 
     def _open_prompts(self, plan: Plan) -> None:
         if self._prompts is None or self._prompts_key != plan.prompts:
-            self._prompts = PromptMaker(plan.prompts)
+            self._prompts = PromptMaker(plan.prompts.tokens_per_word, plan.prompts.unique)
             self._prompts_key = plan.prompts
 
     def _tie_clock(self, master_clock_id: str) -> None:
@@ -430,11 +437,10 @@ class Generator:
         return None
 
 
-def settings_key(settings: dict[str, Any]) -> str | None:
+def process_key(settings: dict[str, Any]) -> str | None:
     """The API key of this process: from its own environment or key file, never from a message."""
-    from bench.config import api_key_from_environment
-
-    return api_key_from_environment(os.environ, key_file=settings.get("api_key_file"))
+    target = {"api_key_file": settings["api_key_file"]} if settings["api_key_file"] else {}
+    return api_key(Config.model_validate({"target": target, "engine": {"embedded": settings["embedded"]}}))
 
 
 def label(groups: tuple[Group, ...], index: int) -> str:

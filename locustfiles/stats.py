@@ -74,23 +74,17 @@ def fire(environment: Environment, name: str, row: RequestRow) -> None:
             context={},
         )
         return
-    tokens = row.output_tokens or 0
-    event.fire(
-        request_type=E2E_TYPE,
-        name=name,
-        response_time=(row.e2e_s or 0.0) * 1000,
-        response_length=tokens,
-        exception=None,
-        context={},
-    )
-    if row.ttft_s is not None:
-        event.fire(
-            request_type="TTFT", name=name, response_time=row.ttft_s * 1000, response_length=0, exception=None, context={}
-        )
-    if row.tpot_s is not None:
-        event.fire(
-            request_type="TPOT", name=name, response_time=row.tpot_s * 1000, response_length=0, exception=None, context={}
-        )
+    times = ((E2E_TYPE, row.e2e_s, row.output_tokens or 0), ("TTFT", row.ttft_s, 0), ("TPOT", row.tpot_s, 0))
+    for kind, seconds, length in times:
+        if seconds is not None:
+            event.fire(
+                request_type=kind,
+                name=name,
+                response_time=seconds * 1000,
+                response_length=length,
+                exception=None,
+                context={},
+            )
 
 
 def _decimals(writer: StatsCSV, entry: Any, use_current: bool) -> list[Any]:

@@ -38,8 +38,7 @@ DEFAULT_CONFIG = "configs/scheduler_bench.json"
 
 def add_options(parser: Any) -> None:
     """Our own options; a value of 0 or "" means: as the config says."""
-    group = parser.add_argument_group("scheduler-bench", "Open-loop sweep; 0 or empty = as the config says")
-    add = group.add_argument
+    add = parser.add_argument  # an argument group of Locust's parser does not know include_in_web_ui
     add("--bench-config", env_var="BENCH_CONFIG", default="", help="Config file", include_in_web_ui=False)
     add("--run-dir", env_var="BENCH_RUN_DIR", default="", help="Run folder", include_in_web_ui=False)
     add("--qps-stages", env_var="BENCH_QPS_STAGES", default="", help="Offered QPS, such as 5,10,15")
@@ -146,7 +145,7 @@ class Wiring:
                 "prompt_sample_ratio": client.prompt_sample_ratio,
                 "max_in_flight": client.max_in_flight,
                 "transport": {
-                    "endpoint_kind": target.endpoint,
+                    "path": "/completions" if target.endpoint == "completions" else "/chat/completions",
                     "read": client.read,
                     "drain_interval_s": client.drain_interval_ms / 1000,
                     "idle_reuse_s": client.idle_reuse_sec,
@@ -154,12 +153,13 @@ class Wiring:
                     "first_token_timeout_s": target.first_token_timeout_sec,
                     "idle_timeout_s": target.idle_timeout_sec,
                     "total_timeout_s": target.total_timeout_sec,
-                    "trust_env": target.trust_env,
                     "proxy": target.proxy,
                     "ca_file": target.ca_file,
                     "tls_verify": target.tls_verify,
-                    "extra_headers": dict(target.extra_headers),
                 },
+                "extra_headers": sorted(target.extra_headers.items()),
+                "trust_env": target.trust_env,
+                "embedded": config.engine.embedded,
             },
         }
 
@@ -177,9 +177,21 @@ class Wiring:
         env.events.test_start.add_listener(self._on_test_start)
         env.events.test_stopping.add_listener(self._on_stopping)
         env.events.quitting.add_listener(self._on_stopping)
+        if os.environ.get("BENCH_PARENT_PID"):
+            gevent.spawn(self._watch_parent, int(os.environ["BENCH_PARENT_PID"]))
         prefix = getattr(self.options(), "csv_prefix", None)
         if prefix:
             atexit.register(stats.write_final_stats, env, prefix)
+
+    def _watch_parent(self, parent: int) -> None:
+        """End in order when `bench run` was killed: nobody would stop the load any more."""
+        while os.getppid() == parent:
+            gevent.sleep(1.0)
+        log.warning("the command that started this run is gone: stopping")
+        if self.conductor is not None and not self.conductor.finished:
+            self.conductor.interrupt()
+            self.conductor.wait()
+        self._quit()
 
     def _on_test_start(self, environment: Environment, **_: Any) -> None:
         if environment.shape_class is None:

@@ -6,6 +6,8 @@ Does not: compute arrivals; the conductor, which the locustfile has put at
 """
 from __future__ import annotations
 
+from typing import Any
+
 from locust import LoadTestShape
 from locust.exception import StopTest
 
@@ -21,21 +23,25 @@ class PlanShape(LoadTestShape):
         self._begun = False
 
     def reset_time(self) -> None:
-        """Locust calls this before each run; a second run from the web page starts afresh."""
+        """Locust calls this before each run, and once more when the users start: only the first begins afresh."""
         super().reset_time()
-        self._begun = False
+        if self._conductor is None or self._conductor.finished:
+            self._begun = False
+
+    @property
+    def _conductor(self) -> Any:
+        bench = getattr(self.runner.environment, "bench", None) if self.runner is not None else None
+        return bench.conductor if bench is not None else None
 
     def tick(self) -> tuple[int, float] | None:
         """(one user per worker, spawn all at once) until the run has its whole folder, then None."""
-        environment = self.runner.environment  # type: ignore[union-attr]
-        bench = getattr(environment, "bench", None)
-        if bench is None or bench.conductor is None:
+        if self._conductor is None:
             name = type(self).__name__
             raise StopTest(f"shape {name} needs a locustfile of this project, such as locustfiles/chat.py")
         if not self._begun:
             self._begun = True
-            bench.begin(self.plan_name)
-        elif bench.conductor.finished:
+            self.runner.environment.bench.begin(self.plan_name)  # type: ignore[union-attr]
+        elif self._conductor.finished:
             return None
         workers = getattr(self.runner, "worker_count", 1) or 1
         return workers, float(workers)

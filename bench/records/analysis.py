@@ -249,6 +249,8 @@ class Analysis:
     model: dict[str, Any] | None = None  # queueing models against measurement
     ledger: dict[str, Any] = field(default_factory=dict)  # rows, duplicates, missing, problems
     warnings: list[Reason] = field(default_factory=list)
+    # likely causes with their evidence and the next experiment; they change no verdict
+    diagnosis: list[Reason] = field(default_factory=list)
 
 
 def to_json(analysis: Analysis) -> str:

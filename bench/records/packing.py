@@ -35,7 +35,8 @@ def pack(rows: list[RequestRow]) -> bytes:
                 raise ValueError(f"ledger row stage {row.stage} arrival {row.arrival}: {name} is NaN")
             column.append(_NONE if value is None else value)
         parts.append(_planes(column.tobytes()))
-    head = {"v": _VERSION, "n": len(rows), "columns": {name: _runs([getattr(r, name) for r in rows]) for name in _OTHERS}}
+    columns = {name: _runs([getattr(row, name) for row in rows]) for name in _OTHERS}
+    head = {"v": _VERSION, "n": len(rows), "columns": columns}
     text = json.dumps(head, separators=(",", ":"), ensure_ascii=False).encode()
     return zlib.compress(struct.pack("<I", len(text)) + text + b"".join(parts), 1)
 
