@@ -48,8 +48,8 @@ def tail(tokens: int) -> bytes:
     """What follows the last token: finish reason, usage, [DONE], end of the body."""
     finish = EVENT.replace('{"content":" word"}', "{}").replace('"finish_reason":null', '"finish_reason":"length"')
     usage = ('data: {"id":"chatcmpl-0000000000000000","object":"chat.completion.chunk","created":1700000000,'
-             '"model":"null","choices":[],"usage":{"prompt_tokens":10,"completion_tokens":%d,"total_tokens":%d}}\n\n'
-             % (tokens, tokens + 10))
+             f'"model":"null","choices":[],"usage":{{"prompt_tokens":10,"completion_tokens":{tokens},'
+             f'"total_tokens":{tokens + 10}}}}}\n\n')
     return chunk(finish + usage + "data: [DONE]\n\n") + b"0\r\n\r\n"
 
 
@@ -94,7 +94,7 @@ class NullServer:
             now = time.monotonic()
             if parent_pid is not None and now > look_at:
                 look_at = now + 1.0
-                if os.getppid() != parent_pid:
+                if not _alive(parent_pid):
                     return
             self._write_due(now)
             due = min(self._first[0][0] if self._first else now + 0.5, self._next[0][0] if self._next else now + 0.5)
@@ -246,6 +246,14 @@ class NullServer:
         """Write the records to a file."""
         with open(path, "w", encoding="utf-8") as file:
             json.dump(self._records, file)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def main(argv: list[str] | None = None) -> int:

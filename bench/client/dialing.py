@@ -235,7 +235,8 @@ class Dialer:
         """Ask the proxy for a tunnel to the service."""
         assert self._proxy is not None
         authority = f"[{self._host}]:{self._port}" if ":" in self._host else f"{self._host}:{self._port}"
-        request = f"CONNECT {authority} HTTP/1.1\r\nHost: {authority}\r\n".encode() + self._proxy.authorization + b"\r\n"
+        head = f"CONNECT {authority} HTTP/1.1\r\nHost: {authority}\r\n".encode()
+        request = head + self._proxy.authorization + b"\r\n"
         answer = b""
         try:
             send_all(gate, connection, request)

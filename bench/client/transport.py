@@ -136,7 +136,7 @@ class Transport:
         self._closed = False
         proxy = _proxy(options.proxy)
         self._dialer = Dialer(
-            self.hub, endpoint.host.strip("[]"), endpoint.port, context=_context(endpoint, options), proxy=proxy,
+            self.hub, endpoint.host, endpoint.port, context=_context(endpoint, options), proxy=proxy,
             receive_buffer_bytes=options.receive_buffer_bytes, dns_cache_s=options.dns_cache_s)
         self._absolute = proxy is not None and endpoint.scheme == "http"
         self._fields = _fields(endpoint, options, api_key)
@@ -355,10 +355,7 @@ def _context(endpoint: Endpoint, options: TransportOptions) -> ssl.SSLContext | 
 
 def _fields(endpoint: Endpoint, options: TransportOptions, api_key: str | None) -> bytes:
     """Header fields that are the same for every request."""
-    host = endpoint.host if ":" not in endpoint.host.strip("[]") else f"[{endpoint.host.strip('[]')}]"
-    if endpoint.port != {"http": 80, "https": 443}[endpoint.scheme]:
-        host = f"{host}:{endpoint.port}"
-    fields = {"host": ("Host", host), "user-agent": ("User-Agent", "scheduler-bench"),
+    fields = {"host": ("Host", endpoint.authority), "user-agent": ("User-Agent", "scheduler-bench"),
               "accept": ("Accept", "text/event-stream, application/json"),
               "accept-encoding": ("Accept-Encoding", "identity"),
               "content-type": ("Content-Type", "application/json")}

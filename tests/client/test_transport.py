@@ -15,6 +15,7 @@ from typing import Any
 
 import gevent
 import pytest
+
 from bench.client.endpoint import parse_base_url
 from bench.client.errors import ChannelError
 from bench.client.kernel_time import stamps_supported

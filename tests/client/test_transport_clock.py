@@ -7,10 +7,11 @@ import struct
 import time
 
 import pytest
-from bench.client.kernel_time import SO_TIMESTAMPNS, KernelClock, ask_for_stamps, stamp_ns, stamps_supported
-from bench.client.loop_lag import LagHistogram
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from bench.client.kernel_time import SO_TIMESTAMPNS, KernelClock, ask_for_stamps, stamp_ns, stamps_supported
+from bench.client.loop_lag import LagHistogram
 
 SECOND = 1_000_000_000
 MS = 1_000_000
