@@ -68,8 +68,8 @@ def parse_base_url(text: str) -> Endpoint:
     try:
         parts = urlsplit(text)
         port = parts.port
-    except ValueError as error:
-        raise _refused(f"cannot be read ({error})", f"write it like {EXAMPLE}") from None
+    except ValueError:
+        raise _refused("has a host or port that cannot be read", f"write it like {EXAMPLE}") from None
     _check_parts(parts, text)
     scheme = parts.scheme.lower()
     if port == 0:
