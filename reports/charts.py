@@ -1,0 +1,170 @@
+"""What every chart is made of: a Vega-Lite spec, a caption, and the same numbers as a table.
+
+Input: layers from the `charts_*` modules. Output: `Chart` objects.
+Does not: render (see `svg.py`) or place (see `html.py`) them.
+
+1. Every chart has a table with the values that it draws, in the printed rounding.
+2. A spec has no width of its own: `static_spec` and `live_spec` set one.
+3. An infinite value is never drawn as a number: it is a mark on the upper edge.
+"""
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import altair as alt
+
+from bench.records.analysis import Analysis, StageAnalysis
+from reports.figures import Figures, finite, number
+from reports.themes import chart_config, ink
+from reports.words import Words
+
+WIDTH = 760  # px of the static drawing; it is scaled to its column
+HEIGHT = 300
+
+
+@dataclass
+class Chart:
+    """One figure of the report."""
+
+    chart_id: str
+    title: str
+    caption: str
+    spec: dict[str, Any]
+    columns: list[str]
+    rows: list[list[str]]
+    label: str = ""  # short name when the chart is one tab of several
+    width: int = WIDTH
+    live_only: bool = False  # too many of its kind: drawn by script when opened
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Context:
+    """What the chart builders share."""
+
+    analysis: Analysis
+    words: Words
+    figures: Figures
+
+    @property
+    def stages(self) -> list[StageAnalysis]:
+        """Stages in order of rate, then repeat."""
+        return sorted(self.analysis.stages, key=lambda s: (s.offered_qps, s.repeat, s.stage))
+
+    @property
+    def shows_capacity(self) -> bool:
+        """False when the verdict forbids to print a capacity figure."""
+        return self.analysis.verdict.status != "INVALID"
+
+    @property
+    def knee_qps(self) -> float | None:
+        """The knee, when it may be shown and is a crossing."""
+        capacity = self.analysis.capacity
+        return finite(capacity.knee_qps) if self.shows_capacity and capacity.knee_kind == "crossing" else None
+
+    def by_rate(self) -> list[tuple[float, list[StageAnalysis]]]:
+        """(offered rate, its repeats), by rising rate."""
+        groups: dict[float, list[StageAnalysis]] = {}
+        for stage in self.stages:
+            groups.setdefault(stage.offered_qps, []).append(stage)
+        return sorted(groups.items())
+
+    def repeated(self) -> bool:
+        """Whether any rate was run more than once."""
+        return any(len(group) > 1 for _, group in self.by_rate())
+
+
+def middle(values: Iterable[Any]) -> float | None:
+    """The middle of the repeats' values (the lower one of two), None when there is none."""
+    known = sorted(v for v in (number(v) for v in values) if v is not None)
+    return known[(len(known) - 1) // 2] if known else None
+
+
+def spread(stages: Sequence[StageAnalysis], value: Callable[[StageAnalysis], Any]) -> float | None:
+    """`middle` of one value over repeats."""
+    return middle(value(s) for s in stages)
+
+
+def data(rows: list[dict[str, Any]]) -> alt.Data:
+    """Inline data; floats are cut to seven digits to keep the page small."""
+
+    def cut(value: Any) -> Any:
+        return float(f"{value:.7g}") if isinstance(value, float) else value
+
+    return alt.Data(values=[{k: cut(v) for k, v in row.items()} for row in rows])
+
+
+def rate_axis(ctx: Context, top: float | None = None) -> alt.X:
+    """The shared x axis: offered rate from 0."""
+    rates = [s.offered_qps for s in ctx.analysis.stages] or [1.0]
+    return alt.X(
+        "x:Q", title=ctx.words("axis_offered"),
+        scale=alt.Scale(domain=[0, (top or max(rates)) * 1.04], nice=False, zero=True),
+        axis=alt.Axis(tickCount=10, format="~g"),
+    )
+
+
+def rule_y(value: float, text: str, colour: str, dash: list[int], align: str = "right") -> list[alt.Chart]:
+    """A horizontal line with its name on it."""
+    base = alt.Chart(data([{"y": value, "text": text}]))
+    return [
+        base.mark_rule(color=ink(colour), strokeDash=dash, strokeWidth=1.6).encode(y="y:Q"),
+        base.mark_text(align=align, baseline="bottom", dy=-4, dx=-4 if align == "right" else 4, color=ink(colour),
+                       fontWeight=600).encode(y="y:Q", x=alt.value("width" if align == "right" else 0), text="text:N"),
+    ]
+
+
+def capacity_marks(ctx: Context) -> tuple[list[alt.Chart], list[alt.Chart]]:
+    """(behind, in front): watermark band and knee interval; knee line and names. Empty when INVALID."""
+    behind: list[alt.Chart] = []
+    front: list[alt.Chart] = []
+    capacity = ctx.analysis.capacity
+    if not ctx.shows_capacity:
+        return behind, front
+    low, high = finite(capacity.watermark_low_qps), finite(capacity.watermark_high_qps)
+    if low is not None and high is not None:
+        band = alt.Chart(data([{"x": low, "x2": high, "mid": (low + high) / 2, "text": ctx.words("label_watermark")}]))
+        behind.append(band.mark_rect(color=ink("watermark")).encode(x="x:Q", x2="x2:Q"))
+        front.append(band.mark_text(color=ink("tpot"), baseline="top", fontSize=11, fontWeight=600).encode(
+            x="mid:Q", y=alt.value(3), text="text:N"))
+    knee = ctx.knee_qps
+    if knee is not None:
+        k_low, k_high = finite(capacity.knee_low_qps), finite(capacity.knee_high_qps)
+        if k_low is not None and k_high is not None:
+            behind.append(alt.Chart(data([{"x": k_low, "x2": k_high}])).mark_rect(
+                color=ink("wedge"), opacity=0.9).encode(x="x:Q", x2="x2:Q"))
+        text = f"{ctx.words('label_knee')} {ctx.figures.rate(knee)}"
+        line = alt.Chart(data([{"x": knee, "text": text}]))
+        front.append(line.mark_rule(color=ink("knee"), strokeWidth=1.4).encode(x="x:Q"))
+        front.append(line.mark_text(align="left", baseline="top", dx=5, fontSize=11, fontWeight=600, color=ink("knee")).encode(
+            x="x:Q", y=alt.value(18), text="text:N"))
+    return behind, front
+
+
+def compose(layers: Sequence[alt.Chart], height: int = HEIGHT, *, validate: bool = False) -> dict[str, Any]:
+    """The spec of the layers, without a width."""
+    spec = alt.layer(*layers).properties(height=height).to_dict(validate=validate)
+    spec["config"] = chart_config()
+    spec["autosize"] = {"type": "fit", "contains": "padding"}
+    return spec
+
+
+def static_spec(chart: Chart) -> dict[str, Any]:
+    """The spec for the static drawing."""
+    return {**chart.spec, "width": chart.width}
+
+
+def live_spec(chart: Chart) -> dict[str, Any]:
+    """The spec for the browser: as wide as its column; the config is added by the page, once."""
+    spec = copy.copy(chart.spec)
+    spec.pop("config", None)
+    spec.pop("$schema", None)
+    return {**spec, "width": "container"}
+
+
+def stage_label(stage: StageAnalysis) -> str:
+    """`03 @15` or, for a later repeat, `03 @15 #2`."""
+    return f"{stage.stage:02d} @{stage.offered_qps:g}" + (f" #{stage.repeat + 1}" if stage.repeat else "")

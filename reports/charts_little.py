@@ -1,0 +1,148 @@
+"""Little's law: in-flight against lambda*W per stage, and in-flight over the run.
+
+Input: a `Context`. Output: `Chart` objects or None where nothing was measured.
+Does not: compute L, lambda or W.
+"""
+from __future__ import annotations
+
+from typing import Any
+
+import altair as alt
+
+from bench.records.analysis import Little
+from reports.charts import Chart, Context, compose, data
+from reports.figures import finite
+from reports.themes import ink
+
+WEDGE = 0.20  # the tolerance named in docs/verdicts.md: more than 20 % apart is said aloud
+
+
+def law(ctx: Context) -> Chart | None:
+    """L against lambda*W on log axes with the 45-degree line and the 20 % wedge."""
+    t, f = ctx.words, ctx.figures
+    sources = {"gauge": t("little_gauge"), "server": t("little_server"), "integral": t("little_integral")}
+    points: list[dict[str, Any]] = []
+    for s in ctx.stages:
+        product = finite(s.little.lambda_w)
+        if not product or product <= 0:
+            continue
+        measured = {"gauge": s.little.in_flight_mean_gauge, "server": s.little.in_flight_mean_server}
+        if finite(measured["gauge"]) is None and finite(measured["server"]) is None:
+            measured = {"integral": s.little.in_flight_mean_integral}
+        for source, value in measured.items():
+            level = finite(value)
+            if level and level > 0:
+                points.append({"x": product, "y": level, "source": sources[source], "outside": abs(level / product - 1) > WEDGE,
+                               "label": f.asked(s.offered_qps), "gap": f.signed_share(level / product - 1)})
+    if not points:
+        return None
+    low = min(min(p["x"], p["y"]) for p in points) / 1.6
+    high = max(max(p["x"], p["y"]) for p in points) * 1.6
+    line = [{"x": low, "y": low, "low": low * (1 - WEDGE), "high": low * (1 + WEDGE)},
+            {"x": high, "y": high, "low": high * (1 - WEDGE), "high": high * (1 + WEDGE)}]
+    scale = alt.Scale(type="log", domain=[low, high], nice=False, clamp=True)
+    x = alt.X("x:Q", title=t("axis_lambda_w"), scale=scale, axis=alt.Axis(format="~s", tickCount=6))
+    y = alt.Y("y:Q", title=t("axis_l"), scale=scale, axis=alt.Axis(format="~s", tickCount=6))
+    used = [v for v in sources.values() if any(p["source"] == v for p in points)]
+    marks = {sources["gauge"]: ("circle", "ttft"), sources["server"]: ("square", "layer_script"), sources["integral"]: ("diamond", "theory")}
+    colours = alt.Color("source:N", scale=alt.Scale(domain=used, range=[ink(marks[u][1]) for u in used]))
+    shape = alt.Shape("source:N", scale=alt.Scale(domain=used, range=[marks[u][0] for u in used]))
+    base, guide = alt.Chart(data(points)), alt.Chart(data(line))
+    layers = [
+        guide.mark_area(color=ink("wedge")).encode(x=x, y=alt.Y("low:Q", scale=scale), y2="high:Q"),
+        guide.mark_line(color=ink("theory"), strokeDash=[2, 4], strokeWidth=1.6).encode(x=x, y=y),
+        base.mark_point(size=64, filled=True, opacity=0.95).encode(
+            x=x, y=y, color=colours, shape=shape,
+            tooltip=[alt.Tooltip("label:N", title=t("axis_offered")), alt.Tooltip("source:N", title=t("col_source")),
+                     alt.Tooltip("x:Q", title="λ·W", format=".4~g"), alt.Tooltip("y:Q", title="L", format=".4~g"),
+                     alt.Tooltip("gap:N", title=t("col_gap"))]),
+    ]
+    labelled = [p for p in points if p["source"] == used[0]]
+    if len(labelled) <= 16:
+        layers.append(alt.Chart(data(labelled)).mark_text(align="right", dx=-9, dy=-6, fontSize=11, color=ink("muted")).encode(
+            x=x, y=y, text="label:N"))
+    rows = [[f.asked(s.offered_qps), str(s.repeat + 1), f.rate(s.little.arrival_qps), f.duration(s.little.residence_mean_s),
+             f.plain(s.little.lambda_w, 1), f.plain(s.little.in_flight_mean_gauge, 1), f.plain(s.little.in_flight_mean_server, 1),
+             f.plain(s.little.in_flight_mean_integral, 1), f.signed_share(gap(s.little)), s.stationarity] for s in ctx.stages]
+    return Chart("little", t("chart_little_title"), _caption(ctx), compose(layers, 320),
+                 [t("col_offered"), t("col_repeat"), "λ (1/s)", "W", "λ·W", f"L {t('little_gauge')}", f"L {t('little_server')}",
+                  f"L {t('little_integral')}", t("col_gap"), t("col_steady")], rows)
+
+
+def gap(little: Little) -> float | None:
+    """The relative gap to lambda*W: by the sender's gauge, else by the service's own count."""
+    for value in (little.gap_ratio_gauge, little.gap_ratio_server):
+        if finite(value) is not None:
+            return finite(value)
+    return None
+
+
+def _caption(ctx: Context) -> str:
+    t, f = ctx.words, ctx.figures
+    gaps = [(abs(g), s) for s in ctx.stages if (g := gap(s.little)) is not None]
+    if not gaps:
+        return t("cap_little_integral")
+    steady = [pair for pair in gaps if pair[1].stationarity == "STABLE"]
+    outside = sorted({s.offered_qps for g, s in gaps if g > WEDGE})
+    parts = []
+    if steady:
+        worst, stage = max(steady, key=lambda pair: pair[0])
+        parts.append(t("cap_little_steady", gap=f.share(worst, 1), qps=f.asked(stage.offered_qps)))
+    if outside:
+        parts.append(t("cap_little_outside", n=len(outside), list=", ".join(f.asked(q) for q in outside[:8])))
+    elif not steady:
+        parts.append(t("cap_little_inside"))
+    return " ".join(parts)
+
+
+def over_time(ctx: Context) -> Chart | None:
+    """In-flight over the run with stage bands, warm-up and the steps of lambda*W."""
+    t, f = ctx.words, ctx.figures
+    series = [(finite(p[0]), finite(p[1])) for p in ctx.analysis.in_flight_series if len(p) >= 2]
+    points = [{"t": a, "n": b} for a, b in series if a is not None and b is not None]
+    if len(points) < 2:
+        return None
+    x = alt.X("t:Q", title=t("axis_time"), scale=alt.Scale(domain=[min(0, points[0]["t"]), points[-1]["t"]], nice=False),
+              axis=alt.Axis(tickCount=8, format="~g"))
+    layers: list[alt.Chart] = []
+    ordered = sorted(ctx.analysis.stages, key=lambda s: s.stage)
+    bands = []
+    warm = []
+    steps = []
+    for i, s in enumerate(ordered):
+        start, w_start, w_end = (finite(getattr(s, k, None)) for k in ("start_s", "window_start_s", "window_end_s"))
+        if start is None or w_start is None or w_end is None:
+            continue
+        bands.append({"t": start, "t2": w_end, "mid": (start + w_end) / 2, "text": f.asked(s.offered_qps),
+                      "shade": "a" if i % 2 == 0 else "b"})
+        if w_start > start:
+            warm.append({"t": start, "t2": w_start})
+        if finite(s.little.lambda_w) is not None:
+            steps.append({"t": w_start, "t2": w_end, "n": s.little.lambda_w})
+    y = alt.Y("n:Q", title=t("axis_in_flight"), scale=alt.Scale(zero=True), axis=alt.Axis(tickCount=5, format="~g"))
+    if bands:
+        for shade in "ab":
+            mine = [b for b in bands if b["shade"] == shade]
+            if mine:
+                layers.append(alt.Chart(data(mine)).mark_rect(color=ink(f"stage_{shade}")).encode(x=x, x2="t2:Q"))
+        if warm:
+            layers.append(alt.Chart(data(warm)).mark_rect(color=ink("warmup")).encode(x=x, x2="t2:Q"))
+        if len(bands) <= 20:
+            layers.append(alt.Chart(data(bands)).mark_text(baseline="top", fontSize=11, color=ink("muted")).encode(
+                x=alt.X("mid:Q"), y=alt.value(3), text="text:N"))
+    layers.append(alt.Chart(data(points)).mark_line(color=ink("ttft"), strokeWidth=1.4).encode(x=x, y=y))
+    if steps:
+        layers.append(alt.Chart(data(steps)).mark_rule(color=ink("slo"), strokeWidth=2.2, strokeDash=[8, 4]).encode(x=x, x2="t2:Q", y=y))
+    highest = max(points, key=lambda p: p["n"])
+    parts = [t("cap_time", n=f.count(highest["n"]), t=f.duration(highest["t"]))]
+    growing = sorted({s.offered_qps for s in ctx.stages if s.stationarity == "UNSTABLE"})
+    if growing:
+        parts.append(t("cap_time_growing", list=", ".join(f.asked(q) for q in growing[:8])))
+    if bands:
+        parts.append(t("cap_time_bands"))
+    rows = [[f"{s.stage:02d}", f.asked(s.offered_qps), f.duration(getattr(s, "window_start_s", None)), f.duration(getattr(s, "window_end_s", None)),
+             f.plain(s.little.in_flight_mean_integral, 1), f.plain(s.in_flight_growth_qps, 2), f.duration(s.drain_s), s.stationarity]
+            for s in ordered]
+    return Chart("in-flight", t("chart_time_title"), " ".join(parts), compose(layers, 260),
+                 [t("col_stage"), t("col_offered"), t("col_window_start"), t("col_window_end"), "L", t("col_growth"), t("col_drain"),
+                  t("col_steady")], rows)

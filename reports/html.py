@@ -1,0 +1,163 @@
+"""`render(analysis)`: the whole report as one HTML page that needs no network.
+
+Input: an `Analysis`. Output: HTML text.
+Does not: compute a statistic, read or write a file (see `write.py`).
+
+1. Every chart is a static SVG that shows without scripts; with scripts the
+   same spec comes alive when it scrolls into view.
+2. The page's own policy allows exactly three pieces of code and one style
+   sheet, each by its SHA-256; nothing inline besides, no request at all.
+3. Text that came from outside is escaped by Jinja; inside the JSON block `<`,
+   `>` and `&` are written as \\u escapes, so no text can end the block.
+"""
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from bench.records.analysis import Analysis
+from reports import charts_capacity, charts_detail, charts_little, svg, tables, view
+from reports.charts import Chart, Context, live_spec, static_spec
+from reports.figures import Figures
+from reports.themes import FONT, chart_config, css_variables
+from reports.words import Words
+
+TEMPLATES = Path(__file__).parent / "templates"
+DRAWN_DETAILS = 16  # stages whose distributions are drawn ahead; of more, the rest is drawn when opened
+
+
+def render(analysis: Analysis, *, lang: str = "en", live: bool = True) -> str:
+    """The report page. `live=False` leaves the chart library out (about 60 kB instead of 1 MB)."""
+    words = Words(lang)
+    ctx = Context(analysis, words, Figures(words))
+    page = _Page(ctx, live)
+    figures = _figures(ctx, page)
+    stages = _stages(ctx, page)
+    css = _css()
+    js = (TEMPLATES / "report.js").read_text(encoding="utf-8")
+    bundle = svg.bundle() if live and page.specs else ""
+    live = bool(bundle)
+    run = {"tool_version": "", "run_id": "", **analysis.run}
+    worst = tables.free_form(ctx, analysis.worst[:20], 14)
+    sections = ["verdict", "capacity", "little", *(["model"] if figures["model"] else []), "stages", "errors", "requests", "client",
+                "reproduce", "method"]
+    env = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    env.globals.update(t=words, symbols=view.SYMBOLS)
+    return env.get_template("report.html.j2").render(
+        lang=lang, run=run, title=view.title(ctx), meta=view.meta(ctx), verdict=view.verdict(ctx), tiles=view.tiles(ctx),
+        gates=[view.gate_view(ctx, g) for g in analysis.gates], warnings=[view.reason_view(ctx, r) for r in analysis.warnings],
+        capacity_sentence=analysis.capacity.sentence if ctx.shows_capacity and lang == "en" else "" if ctx.shows_capacity else words("capacity_invalid"),
+        figs=figures, repeats=tables.repeats(ctx), model_parameters=_parameters(ctx), stages=stages,
+        stage_columns=tables.stage_columns(ctx), stage_notes=tables.stage_notes(ctx), error_layers=tables.error_layers(ctx), worst=worst,
+        arrivals={"columns": figures["sender"].chart.columns, "rows": figures["sender"].chart.rows} if figures["sender"] else None,
+        clients=tables.free_form(ctx, analysis.clients), checks=tables.checks(ctx), command=tables.command(ctx),
+        environment=tables.environment(ctx), config=tables.config_text(ctx),
+        origins=[[k, v] for k, v in (analysis.run.get("config_origin") or {}).items()],
+        files=[[k, v] for k, v in (analysis.run.get("files") or {}).items()], glossary=tables.glossary(ctx),
+        toc=[{"id": s, "title": words(f"sec_{s}")} for s in sections], css=Markup(css), js=Markup(js), bundle=Markup(bundle),
+        csp=policy([js, bundle] if live else [js], css), live=live,
+        charts_json=Markup(safe_json({"config": chart_config(), "specs": page.specs})),
+    )
+
+
+class _Drawn:
+    """A chart with its number and its drawing, as the templates want it."""
+
+    def __init__(self, chart: Chart, number: int, inner: str, width: int, height: int) -> None:
+        self.chart, self.number, self.width, self.height = chart, number, width, height
+        self.svg = Markup(inner)
+        self.narrow = chart.width < 500
+
+
+class _Page:
+    """Counts figures and gathers the specs of the live charts."""
+
+    def __init__(self, ctx: Context, live: bool) -> None:
+        self.ctx, self.live = ctx, live
+        self.number = 0
+        self.specs: dict[str, Any] = {}
+
+    def add(self, chart: Chart | None, *, draw: bool = True, same_number: bool = False) -> _Drawn | None:
+        if chart is None:
+            return None
+        if not same_number and chart.width > 500:
+            self.number += 1
+        inner, width, height = svg.draw(static_spec(chart)) if draw else ("", 0, 0)
+        if self.live:
+            self.specs[chart.chart_id] = live_spec(chart)
+        return _Drawn(chart, self.number, inner, width, height)
+
+
+def _figures(ctx: Context, page: _Page) -> dict[str, Any]:
+    have = bool(ctx.analysis.stages)
+    latency = [charts_capacity.latency(ctx, name) for name in ("ttft", "tpot", "e2e")] if have else []
+    attainment = [charts_capacity.attainment(ctx, flag) for flag in (False, True)] if have else []
+    out: dict[str, Any] = {
+        "latency": [page.add(c, same_number=i > 0) for i, c in enumerate(latency)],
+        "attainment": [page.add(c, same_number=i > 0) for i, c in enumerate(attainment)],
+    }
+    out["rates"] = page.add(charts_capacity.rates(ctx)) if have else None
+    out["speed"] = page.add(charts_capacity.token_speed(ctx)) if have else None
+    out["little"] = page.add(charts_little.law(ctx))
+    out["time"] = page.add(charts_little.over_time(ctx))
+    out["model"] = [page.add(c) for c in charts_detail.model(ctx)]
+    out["errors"] = page.add(charts_detail.errors(ctx))
+    out["heatmap"] = page.add(charts_detail.heatmap(ctx))
+    out["sender"] = page.add(charts_detail.sender(ctx))
+    return out
+
+
+def _stages(ctx: Context, page: _Page) -> list[dict[str, Any]]:
+    ordered = ctx.stages
+    focus = ctx.knee_qps or ctx.analysis.target_qps or (ordered[0].offered_qps if ordered else 0)
+    drawn = {s.stage for s in sorted(ordered, key=lambda s: abs(s.offered_qps - focus))[:DRAWN_DETAILS]}
+    out = []
+    for stage in ordered:
+        row = tables.stage_row(ctx, stage)
+        charts = [charts_detail.ecdf(ctx, stage, name) for name in ("ttft", "tpot")]
+        draw = stage.stage in drawn
+        row["figures"] = [page.add(c, draw=draw) for c in charts if c is not None and (draw or page.live)]
+        out.append(row)
+    return out
+
+
+def _parameters(ctx: Context) -> list[list[str]]:
+    rows = []
+    for p in (ctx.analysis.model or {}).get("parameters", []):
+        if isinstance(p, dict) and "name" in p:
+            rows.append([str(p["name"]), ctx.figures.measure(p.get("value"), str(p.get("unit") or ""))])
+    return rows
+
+
+def _css() -> str:
+    light, dark = css_variables(dark=False), css_variables(dark=True)
+    themes = (
+        f":root{{color-scheme:light dark;{light}}}"
+        f"@media (prefers-color-scheme:dark){{:root:not([data-theme=light]){{{dark}}}}}"
+        f":root[data-theme=light]{{color-scheme:light}}:root[data-theme=dark]{{color-scheme:dark;{dark}}}"
+        f"@media print{{:root:root:root{{color-scheme:light;{light}}}}}"
+    )
+    return themes + (TEMPLATES / "report.css").read_text(encoding="utf-8").replace("FONT", FONT)
+
+
+def policy(scripts: list[str], style: str) -> str:
+    """The page's Content-Security-Policy: code and style by hash, nothing from anywhere else."""
+
+    def digest(text: str) -> str:
+        return "'sha256-" + base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode() + "'"
+
+    return (f"default-src 'none'; script-src {' '.join(digest(s) for s in scripts)}; style-src {digest(style)}; "
+            "img-src data:; base-uri 'none'; form-action 'none'")
+
+
+def safe_json(value: Any) -> str:
+    """JSON that can stand inside a script element whatever texts it holds."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return (text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+            .replace("\u2028", "\\u2028").replace("\u2029", "\\u2029"))

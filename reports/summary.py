@@ -1,0 +1,135 @@
+"""`summary.json` and `summary.md`: the same verdict for programs and for a pull request.
+
+Input: an `Analysis`. Output: a JSON-able dict (schema in
+`summary.schema.json`) and Markdown text.
+Does not: compute a statistic or write a file.
+
+1. Units stand in the key names; absent is null; a latency that did not end is
+   the string "inf". Keys are only ever added.
+2. Under an INVALID verdict every capacity field is null.
+3. The Markdown starts with the verdict and holds one table of at most 12 rows.
+"""
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from bench.records.analysis import Analysis, Gate, Percentiles, StageAnalysis
+from reports.charts import Context
+from reports.charts_little import gap
+from reports.figures import Figures, number
+from reports.view import SYMBOLS, VERDICT_KINDS, gate_view, verdict_sentence
+from reports.words import Words
+
+SUMMARY_VERSION = 1
+TABLE_ROWS = 12
+
+
+def _plain(value: Any) -> Any:
+    out = number(value)
+    if out is None:
+        return None
+    return ("inf" if out > 0 else "-inf") if math.isinf(out) else out
+
+
+def _percentiles(p: Percentiles | None) -> dict[str, Any] | None:
+    if p is None or not p.n:
+        return None
+    out: dict[str, Any] = {"n": p.n, "mean_s": _plain(p.mean)}
+    for name in ("p50", "p90", "p95", "p99"):
+        out[f"{name}_s"] = None if name in p.withheld else _plain(getattr(p, name))
+    out["maximum_s"], out["withheld"] = _plain(p.maximum), dict(p.withheld)
+    return out
+
+
+def _stage(s: StageAnalysis) -> dict[str, Any]:
+    return {
+        "stage": s.stage, "repeat": s.repeat, "name": s.name, "offered_qps": s.offered_qps, "planned": s.planned, "counts": s.counts,
+        "arrival_qps": _plain(s.arrival_qps), "completed_qps": _plain(s.completed_qps), "goodput_qps": _plain(s.goodput_qps),
+        "output_tps": _plain(s.output_tps), "ttft": _percentiles(s.latency.get("ttft_s")), "tpot": _percentiles(s.latency.get("tpot_s")),
+        "e2e": _percentiles(s.latency.get("e2e_s")), "attainment_joint": _plain(s.attainment_joint.value),
+        "attainment_low": _plain(s.attainment_joint.low), "attainment_high": _plain(s.attainment_joint.high),
+        "verdict": s.verdict, "stationarity": s.stationarity, "in_flight_mean": _plain(s.little.in_flight_mean_integral),
+        "lambda_w": _plain(s.little.lambda_w), "little_gap_ratio": _plain(gap(s.little)),
+        "send_lag_p99_s": _plain(s.stimulus.send_lag_p99_s),
+    }
+
+
+def _gate(g: Gate) -> dict[str, Any]:
+    return {"gate_id": g.gate_id, "metric": g.metric, "statistic": g.statistic, "operator": g.operator, "limit": _plain(g.limit),
+            "measured": _plain(g.measured), "unit": g.unit, "at": g.at, "status": g.status, "severity": g.severity, "text": g.text}
+
+
+def summary(analysis: Analysis) -> dict[str, Any]:
+    """The content of `summary.json`."""
+    run, c = analysis.run, analysis.capacity
+    given = analysis.verdict.status != "INVALID"
+    return {
+        "schema_version": SUMMARY_VERSION,
+        "tool": {"name": "scheduler-bench", "version": str(run.get("tool_version") or "")},
+        "run": {k: run.get(k) for k in ("run_id", "started_utc", "finished_utc", "seed", "schedule_hash", "shape", "loop", "workers")}
+        | {"interrupted": bool(run.get("interrupted") or analysis.verdict.interrupted), "simulated": bool(run.get("simulated"))},
+        "slo": {k: _plain(v) for k, v in analysis.slo.items()},
+        "target_qps": _plain(analysis.target_qps),
+        "verdict": {"status": analysis.verdict.status, "exit_code": analysis.verdict.exit_code, "sentence": analysis.verdict.sentence,
+                    "reasons": [{"reason_id": r.reason_id, "severity": r.severity, "text": r.text, "next_step": r.next_step, "stage": r.stage}
+                                for r in analysis.verdict.reasons]},
+        "gates": [_gate(g) for g in analysis.gates],
+        "capacity": {
+            "knee_qps": _plain(c.knee_qps) if given else None, "knee_low_qps": _plain(c.knee_low_qps) if given else None,
+            "knee_high_qps": _plain(c.knee_high_qps) if given else None, "knee_kind": c.knee_kind if given else "none",
+            "last_met_qps": _plain(c.last_met_qps) if given else None,
+            "watermark_low_qps": _plain(c.watermark_low_qps) if given else None,
+            "watermark_high_qps": _plain(c.watermark_high_qps) if given else None,
+        },
+        "stages": [_stage(s) for s in analysis.stages],
+        "errors": [{"layer": e.layer, "code": e.code, "stage": e.stage, "count": e.count} for e in analysis.errors],
+        "warnings": [r.text for r in analysis.warnings],
+    }
+
+
+def _escape(text: str) -> str:
+    """Markdown-safe: no cell break, no markup from outside."""
+    for char in "\\`*_[]<>|#":
+        text = text.replace(char, f"&#{ord(char)};" if char in "<>|" else "\\" + char)
+    return " ".join(text.split())
+
+
+def markdown(analysis: Analysis, *, lang: str = "en") -> str:
+    """The content of `summary.md`: verdict, at most 12 rows, the rest folded."""
+    words = Words(lang)
+    ctx = Context(analysis, words, Figures(words))
+    f, c = ctx.figures, analysis.capacity
+    kind = VERDICT_KINDS.get(analysis.verdict.status, "invalid")
+    lines = [f"### {SYMBOLS[kind]} {words('verdict_' + analysis.verdict.status)}: {_escape(verdict_sentence(ctx))}", ""]
+    if not ctx.shows_capacity:
+        lines += [words("no_figure_why") + ".", ""]
+    elif number(c.watermark_low_qps) is not None and number(c.watermark_high_qps) is not None:
+        lines += [f"{words('tile_safe')}: **{f.rate(c.watermark_low_qps)} – {f.rate(c.watermark_high_qps)} {words('unit_qps')}** · "
+                  f"{words('tile_knee')}: {f.rate(c.knee_qps)} {f.interval(c.knee_low_qps, c.knee_high_qps, f.rate)}", ""]
+    for r in analysis.verdict.reasons[:5]:
+        lines.append(f"- {_escape(r.text)}" + (f" ({words('next_step')}: {_escape(r.next_step)})" if r.next_step else ""))
+    if analysis.verdict.reasons:
+        lines.append("")
+    if analysis.gates:
+        worst = sorted(analysis.gates, key=lambda g: ("fail", "invalid", "not_measured", "pass").index(g.status) if g.status in
+                       ("fail", "invalid", "not_measured", "pass") else 9)
+        shown = worst[:TABLE_ROWS]
+        lines += [f"| {words('col_check')} | {words('col_at')} | {words('col_limit')} | {words('col_measured')} | {words('col_status')} |",
+                  "| --- | --- | ---: | ---: | --- |"]
+        for gate in shown:
+            g = gate_view(ctx, gate)
+            lines.append(f"| {_escape(g['name'])} | {_escape(g['at'])} | {_escape(g['limit'])} | {_escape(g['measured'])} "
+                         f"| {SYMBOLS[g['kind']]} {_escape(g['word'])} |")
+        if len(analysis.gates) > TABLE_ROWS:
+            lines.append("")
+            lines.append(words("md_more_gates", n=len(analysis.gates) - TABLE_ROWS))
+        lines.append("")
+    if ctx.stages:
+        lines += [f"<details><summary>{words('sec_stages')}</summary>", "", "```"]
+        lines += [f"{s.stage:02d}  {f.asked(s.offered_qps):>6} {words('unit_qps')}  {f.share(s.attainment_joint.value):>9}  "
+                  f"TTFT p95 {f.percentile(s.latency.get('ttft_s'), 'p95'):>14}  {words.known('stage_' + s.verdict, s.verdict)}"
+                  for s in ctx.stages[:60]]
+        lines += ["```", "", "</details>", ""]
+    lines.append(words("md_footer", run=_escape(str(analysis.run.get("run_id") or "")), code=analysis.verdict.exit_code))
+    return "\n".join(lines) + "\n"

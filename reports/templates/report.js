@@ -1,0 +1,165 @@
+"use strict";
+(function () {
+  var root = document.documentElement;
+  root.classList.add("js");
+  function each(selector, action) { Array.prototype.forEach.call(document.querySelectorAll(selector), action); }
+
+  // Theme: colours are CSS variables inside the charts too, so nothing is drawn again.
+  function setTheme(name) {
+    if (name === "auto") { root.removeAttribute("data-theme"); } else { root.setAttribute("data-theme", name); }
+    each("[data-set-theme]", function (b) { b.setAttribute("aria-pressed", String(b.dataset.setTheme === name)); });
+  }
+  function store(name) { try { if (name === undefined) { return localStorage.getItem("bench-theme"); } localStorage.setItem("bench-theme", name); } catch (_) { /* no storage on file pages */ } return null; }
+  each("[data-set-theme]", function (b) { b.addEventListener("click", function () { setTheme(b.dataset.setTheme); store(b.dataset.setTheme); }); });
+  var kept = store();
+  if (kept === "light" || kept === "dark") { setTheme(kept); }
+
+  // Charts: static SVG first; the library is parsed when the first chart is needed, each chart once it is near.
+  var holder = document.getElementById("charts");
+  var specs = holder ? JSON.parse(holder.textContent) : { specs: {}, config: {} };
+  var linear = {};
+  function library() {
+    if (!window.vegaEmbed) {
+      var script = document.createElement("script");
+      script.textContent = document.getElementById("bundle").textContent; // allowed by its hash
+      document.body.appendChild(script);
+    }
+    return window.vegaEmbed;
+  }
+  function specOf(id, group) {
+    var spec = JSON.parse(JSON.stringify(specs.specs[id]));
+    spec.config = specs.config;
+    if (group && linear[group]) {
+      spec.layer.forEach(function (layer) {
+        var y = layer.encoding && layer.encoding.y;
+        if (y && y.scale && y.scale.type === "log") { y.scale = { type: "linear", zero: true }; }
+      });
+    }
+    return spec;
+  }
+  function embed(plot) {
+    var id = plot.dataset.chart, figure = plot.closest("figure.tabs");
+    if (!specs.specs[id] || !plot.clientWidth) { return Promise.resolve(); }
+    plot.dataset.state = "working";
+    var still = plot.querySelector("svg"), stage = document.createElement("div");
+    var label = still && still.getAttribute("aria-label");
+    stage.className = "live";
+    plot.appendChild(stage);
+    return library()(stage, specOf(id, figure && figure.id.replace("fig-", "")), {
+      ast: true, actions: false, renderer: "svg", defaultStyle: false, tooltip: { disableDefaultStyle: true, theme: "report" }
+    }).then(function (result) {
+      Array.prototype.slice.call(plot.children).forEach(function (child) { if (child !== stage) { child.remove(); } });
+      var svg = stage.querySelector("svg");
+      if (svg && label) { svg.setAttribute("role", "img"); svg.setAttribute("aria-label", label); }
+      if (plot.view) { plot.view.finalize(); }
+      plot.view = result.view;
+      plot.dataset.state = "live";
+      root.dataset.live = String(document.querySelectorAll('[data-state="live"]').length);
+    }).catch(function (error) {
+      stage.remove();
+      plot.dataset.state = "failed";
+      console.error("chart " + id + ": " + error.message);
+    });
+  }
+  var queue = [], busy = false;
+  function pump() {
+    if (busy || !queue.length) { return; }
+    busy = true;
+    var plot = queue.shift();
+    (window.requestIdleCallback || window.setTimeout)(function () {
+      embed(plot).then(function () { busy = false; pump(); });
+    });
+  }
+  if (holder && "IntersectionObserver" in window) {
+    var watcher = new IntersectionObserver(function (entries) {
+      entries.forEach(function (entry) {
+        if (entry.isIntersecting && entry.target.clientWidth) { watcher.unobserve(entry.target); queue.push(entry.target); }
+      });
+      pump();
+    }, { rootMargin: "120px" });
+    each(".plot", function (p) { watcher.observe(p); });
+  }
+  each("[data-scale]", function (b) {
+    b.addEventListener("click", function () {
+      var group = b.dataset.scale;
+      linear[group] = !linear[group];
+      b.setAttribute("aria-pressed", String(linear[group]));
+      each("#fig-" + group + " .plot", function (p) { if (p.clientWidth) { queue.push(p); } else { watcher.observe(p); } });
+      pump();
+    });
+  });
+
+  // Stage rows open in place.
+  function toggle(button, open) {
+    var row = document.getElementById(button.getAttribute("aria-controls"));
+    button.setAttribute("aria-expanded", String(open));
+    row.classList.toggle("open", open);
+    row.querySelector("details").open = open;
+  }
+  each(".opener", function (b) {
+    b.addEventListener("click", function () { toggle(b, b.getAttribute("aria-expanded") !== "true"); });
+  });
+
+  // Sorting: a table body per stage, or plain rows; numbers by data-v, texts as they are.
+  each("table.sortable", function (table) {
+    var headers = table.tHead.rows[table.tHead.rows.length - 1].cells;
+    Array.prototype.forEach.call(headers, function (th, column) {
+      var button = document.createElement("button");
+      button.type = "button"; button.className = "sort";
+      while (th.firstChild) { button.appendChild(th.firstChild); }
+      th.appendChild(button);
+      button.addEventListener("click", function () {
+        var down = th.getAttribute("aria-sort") === "ascending";
+        Array.prototype.forEach.call(headers, function (other) { other.removeAttribute("aria-sort"); });
+        th.setAttribute("aria-sort", down ? "descending" : "ascending");
+        var many = table.tBodies.length > 1, home = many ? table : table.tBodies[0];
+        var items = Array.prototype.slice.call(many ? table.tBodies : home.rows);
+        function key(item) {
+          var cell = (many ? item.rows[0] : item).cells[column];
+          var raw = cell.dataset.v !== undefined ? cell.dataset.v : cell.textContent.trim();
+          var value = raw === "inf" ? Infinity : parseFloat(raw.replace(/,/g, ""));
+          return { number: isNaN(value) ? null : value, text: raw };
+        }
+        items.map(function (item) { return [key(item), item]; }).sort(function (a, b) {
+          var x = a[0], y = b[0], sign = down ? -1 : 1;
+          if (x.number === null && y.number === null) { return sign * x.text.localeCompare(y.text); }
+          if (x.number === null) { return 1; }
+          if (y.number === null) { return -1; }
+          return x.number === y.number ? 0 : sign * (x.number < y.number ? -1 : 1);
+        }).forEach(function (pair) { home.appendChild(pair[1]); });
+      });
+    });
+  });
+
+  each("[data-copy]", function (b) {
+    b.addEventListener("click", function () {
+      var text = document.getElementById(b.dataset.copy).textContent, before = b.textContent;
+      function done() { b.textContent = b.dataset.done; setTimeout(function () { b.textContent = before; }, 1500); }
+      function byHand() {
+        var range = document.createRange(); range.selectNodeContents(document.getElementById(b.dataset.copy));
+        getSelection().removeAllRanges(); getSelection().addRange(range);
+        if (document.execCommand("copy")) { done(); }
+      }
+      if (navigator.clipboard) { navigator.clipboard.writeText(text).then(done, byHand); } else { byHand(); }
+    });
+  });
+
+  // Contents: mark the section that is being read.
+  if ("IntersectionObserver" in window) {
+    var spy = new IntersectionObserver(function (entries) {
+      entries.forEach(function (entry) {
+        if (!entry.isIntersecting) { return; }
+        each(".toc a", function (a) {
+          if (a.getAttribute("href") === "#" + entry.target.id) { a.setAttribute("aria-current", "true"); } else { a.removeAttribute("aria-current"); }
+        });
+      });
+    }, { rootMargin: "-15% 0px -75% 0px" });
+    each("main section", function (s) { spy.observe(s); });
+  }
+
+  var opened = [];
+  window.addEventListener("beforeprint", function () {
+    each("details.numbers:not([open])", function (d) { d.open = true; opened.push(d); });
+  });
+  window.addEventListener("afterprint", function () { opened.forEach(function (d) { d.open = false; }); opened = []; });
+}());

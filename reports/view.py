@@ -1,0 +1,242 @@
+"""The top of the report in words: verdict, tiles, gates, reasons.
+
+Input: a `Context`. Output: dicts of ready texts for the templates.
+Does not: draw, judge, or hold markup.
+
+1. An INVALID verdict gives no capacity figure: no knee, no watermark, no
+   sentence that holds one.
+2. Every state has a word and a symbol; colour is a third sign.
+"""
+from __future__ import annotations
+
+from typing import Any
+
+from bench.records.analysis import Gate, Reason, StageAnalysis
+from reports.charts import Context, middle, spread
+from reports.charts_little import WEDGE, gap
+from reports.figures import finite, number
+
+SYMBOLS = {"pass": "✓", "fail": "✕", "invalid": "!", "warn": "!", "none": "–"}
+VERDICT_KINDS = {"PASS": "pass", "FAIL": "fail", "INVALID": "invalid"}
+SEVERITY_KINDS = {"invalid": "invalid", "fail": "fail", "warn": "warn", "info": "none"}
+GATE_KINDS = {"pass": "pass", "fail": "fail", "invalid": "invalid", "not_measured": "none"}
+STAGE_KINDS = {"MET": "pass", "NOT_MET": "fail", "UNDECIDED": "warn", "INVALID": "invalid", "EMPTY": "none"}
+
+
+def title(ctx: Context) -> str:
+    """`model · sweep 5 → 40 req/s`."""
+    run, t, f = ctx.analysis.run, ctx.words, ctx.figures
+    config = run.get("config") or {}
+    rates = [qps for qps, _ in ctx.by_rate()]
+    parts = [str(config.get("model") or (run.get("target") or {}).get("model") or t("model_unknown"))]
+    shape = str(run.get("shape") or "")
+    if rates:
+        span = f.asked(rates[0]) if len(rates) == 1 else f"{f.asked(rates[0])} → {f.asked(rates[-1])}"
+        parts.append(f"{t.known('shape_' + shape, shape)} {span} {t('unit_qps')}".strip())
+    return " · ".join(parts)
+
+
+def meta(ctx: Context) -> list[str]:
+    """Short facts under the title."""
+    run, t, f = ctx.analysis.run, ctx.words, ctx.figures
+    target = run.get("target") or {}
+    server = " ".join(str(target[k]) for k in ("server", "version") if target.get(k))
+    rows = sum(s.planned for s in ctx.analysis.stages)
+    out = [str(run.get("started_utc") or "").replace("T", " ").replace("Z", " UTC"), str(run.get("run_id") or "")]
+    if server:
+        out.append(server)
+    if rows:
+        out.append(t("meta_arrivals", n=f.count(rows), stages=len(ctx.analysis.stages)))
+    if run.get("loop"):
+        out.append(t("meta_loop", loop=t.known(f"loop_{run['loop']}", str(run["loop"]))))
+    if run.get("seed") is not None:
+        out.append(t("meta_seed", seed=run["seed"]))
+    return [m for m in out if m]
+
+
+def reason_view(ctx: Context, reason: Reason) -> dict[str, Any]:
+    """One line of a reasons list."""
+    kind = SEVERITY_KINDS.get(reason.severity, "none")
+    return {"kind": kind, "severity": reason.severity, "word": ctx.words.known(f"severity_{reason.severity}", reason.severity),
+            "text": reason.text, "next_step": reason.next_step.rstrip(". "), "reason_id": reason.reason_id}
+
+
+def verdict(ctx: Context) -> dict[str, Any]:
+    """The bar at the top."""
+    v, t = ctx.analysis.verdict, ctx.words
+    marks = []
+    if v.interrupted or ctx.analysis.run.get("interrupted"):
+        marks.append(t("mark_interrupted"))
+    if ctx.analysis.run.get("simulated"):
+        marks.append(t("mark_simulated"))
+    if ctx.analysis.run.get("loop") == "closed":
+        marks.append(t("mark_closed"))
+    notes = [t(f"verdict_note_{VERDICT_KINDS.get(v.status, 'invalid')}")]
+    if v.interrupted:
+        notes.append(t("note_interrupted"))
+    if ctx.analysis.run.get("simulated"):
+        notes.append(t("note_simulated"))
+    return {"kind": VERDICT_KINDS.get(v.status, "invalid"), "word": t(f"verdict_{v.status}"), "sentence": verdict_sentence(ctx),
+            "notes": notes, "marks": marks, "reasons": [reason_view(ctx, r) for r in v.reasons], "exit_code": v.exit_code}
+
+
+def verdict_sentence(ctx: Context) -> str:
+    """The analysis' own sentence in English; in other languages one made from its numbers."""
+    v, t, f = ctx.analysis.verdict, ctx.words, ctx.figures
+    if t.lang == "en" and v.sentence:
+        return v.sentence
+    share = _share_at_target(ctx)
+    if v.status == "INVALID" or share is None:
+        return t(f"sentence_{v.status}_plain")
+    return t(f"sentence_{v.status}", qps=f.asked(ctx.analysis.target_qps), share=f.share(share),
+             target=f.share(ctx.analysis.slo.get("attainment_target"), 1))
+
+
+def target_stages(ctx: Context) -> list[StageAnalysis]:
+    """The stages run at the target rate."""
+    target = finite(ctx.analysis.target_qps)
+    return [] if target is None else [s for s in ctx.stages if abs(s.offered_qps - target) < 1e-9]
+
+
+def _share_at_target(ctx: Context) -> float | None:
+    return middle(s.attainment_joint.value for s in target_stages(ctx))
+
+
+def tiles(ctx: Context) -> list[dict[str, Any]]:
+    """The eight figures that a reader looks for first."""
+    return [_safe(ctx), _knee(ctx), _attainment(ctx), _goodput(ctx), _requests(ctx), _little(ctx), _repeats(ctx), _sender(ctx)]
+
+
+def _tile(label: str, value: str, detail: str = "", unit: str = "", kind: str = "", words: bool = False) -> dict[str, Any]:
+    return {"label": label, "value": value, "unit": unit, "detail": detail, "kind": kind, "words": words}
+
+
+def _no_figure(ctx: Context, label: str) -> dict[str, Any]:
+    return _tile(label, ctx.words("no_figure"), ctx.words("no_figure_why"), words=True)
+
+
+def _safe(ctx: Context) -> dict[str, Any]:
+    t, f, c = ctx.words, ctx.figures, ctx.analysis.capacity
+    if not ctx.shows_capacity:
+        return _no_figure(ctx, t("tile_safe"))
+    low, high = finite(c.watermark_low_qps), finite(c.watermark_high_qps)
+    if low is None or high is None:
+        return _tile(t("tile_safe"), t("not_found"), t("tile_safe_missing"), words=True)
+    return _tile(t("tile_safe"), f"{f.rate(low)} – {f.rate(high)}", t("tile_safe_detail"), t("unit_qps"), "lead-tile")
+
+
+def _knee(ctx: Context) -> dict[str, Any]:
+    t, f, c = ctx.words, ctx.figures, ctx.analysis.capacity
+    if not ctx.shows_capacity:
+        return _no_figure(ctx, t("tile_knee"))
+    value = finite(c.knee_qps)
+    if c.knee_kind == "crossing" and value is not None:
+        span = f.interval(finite(c.knee_low_qps), finite(c.knee_high_qps), f.rate)
+        return _tile(t("tile_knee"), f.rate(value), t("tile_knee_detail", interval=span, target=f.share(c.attainment_target, 1))
+                     if span else t("tile_knee_alone", target=f.share(c.attainment_target, 1)), t("unit_qps"))
+    if c.knee_kind == "at_least":
+        bound = value if value is not None else finite(c.last_met_qps)
+        return _tile(t("tile_knee"), f"≥ {f.rate(bound)}", t("tile_knee_at_least"), t("unit_qps"))
+    if c.knee_kind == "below":
+        bound = value if value is not None else min((s.offered_qps for s in ctx.stages), default=None)
+        return _tile(t("tile_knee"), f"< {f.rate(bound)}", t("tile_knee_below"), t("unit_qps"))
+    return _tile(t("tile_knee"), t("not_found"), t("tile_knee_none"), words=True)
+
+
+def _attainment(ctx: Context) -> dict[str, Any]:
+    t, f = ctx.words, ctx.figures
+    stages = target_stages(ctx)
+    label = t("tile_attainment")
+    if not stages:
+        return _tile(label, t("not_measured"), t("tile_attainment_missing"), words=True)
+    share = _share_at_target(ctx)
+    one = min(stages, key=lambda s: abs((s.attainment_joint.value or 0) - (share or 0)))
+    interval = f.interval(one.attainment_joint.low, one.attainment_joint.high, f.share)
+    target = finite(ctx.analysis.slo.get("attainment_target"))
+    kind = "" if share is None or target is None or not ctx.shows_capacity else "pass" if share >= target else "fail"
+    return _tile(label, f.share(share), t("tile_attainment_detail", qps=f.asked(ctx.analysis.target_qps), interval=interval,
+                                          n=f.count(one.attainment_joint.n)), kind=kind, words=share is None)
+
+
+def _goodput(ctx: Context) -> dict[str, Any]:
+    t, f = ctx.words, ctx.figures
+    if not ctx.shows_capacity:
+        return _no_figure(ctx, t("tile_goodput"))
+    held = finite(ctx.analysis.capacity.last_met_qps)
+    group = [s for s in ctx.stages if held is not None and abs(s.offered_qps - held) < 1e-9]
+    if not group:
+        return _tile(t("tile_goodput"), t("not_found"), t("tile_goodput_missing"), words=True)
+    return _tile(t("tile_goodput"), f.rate(spread(group, lambda s: s.goodput_qps)),
+                 t("tile_goodput_detail", qps=f.asked(held), tps=f.count(spread(group, lambda s: s.output_tps))), t("unit_qps"))
+
+
+def _requests(ctx: Context) -> dict[str, Any]:
+    t, f = ctx.words, ctx.figures
+    total = sum(s.planned for s in ctx.analysis.stages)
+    ok = sum(s.counts.get("ok", 0) for s in ctx.analysis.stages)
+    failed = total - ok
+    return _tile(t("tile_requests"), f.count(total), t("tile_requests_detail", ok=f.count(ok), failed=f.count(failed)))
+
+
+def _little(ctx: Context) -> dict[str, Any]:
+    t, f = ctx.words, ctx.figures
+    steady = [(abs(g), s) for s in ctx.stages if s.stationarity == "STABLE" and (g := gap(s.little)) is not None]
+    if not steady:
+        return _tile(t("tile_little"), t("not_measured"), t("tile_little_missing"), words=True)
+    worst, stage = max(steady, key=lambda pair: pair[0])
+    return _tile(t("tile_little"), f.share(worst, 1), t("tile_little_detail", n=len(steady), qps=f.asked(stage.offered_qps)),
+                 kind="pass" if worst <= WEDGE else "warn")
+
+
+def _repeats(ctx: Context) -> dict[str, Any]:
+    t, f = ctx.words, ctx.figures
+    known = [r for r in ctx.analysis.repeatability if finite(r.range_ratio) is not None]
+    if not known:
+        return _tile(t("tile_repeats"), t("not_measured"), t("tile_repeats_missing"), words=True)
+    worst = max(known, key=lambda r: r.range_ratio or 0)
+    return _tile(t("tile_repeats"), f.share(worst.range_ratio, 1),
+                 t("tile_repeats_detail", n=len(worst.values), statistic=statistic_name(ctx, worst.statistic),
+                   qps=f.asked(worst.offered_qps), limit=f.share(worst.limit_ratio, 0)),
+                 kind="warn" if any(r.ok is False for r in known) else "pass")
+
+
+def _sender(ctx: Context) -> dict[str, Any]:
+    t, f = ctx.words, ctx.figures
+    judged = [s.stimulus.ok for s in ctx.stages if s.stimulus.ok is not None]
+    lags = [v for s in ctx.stages if (v := finite(s.stimulus.send_lag_p99_s)) is not None]
+    if ctx.analysis.run.get("simulated"):
+        return _tile(t("tile_sender"), t("not_measured"), t("tile_sender_simulated"), words=True)
+    if not judged:
+        return _tile(t("tile_sender"), t("not_measured"), t("tile_sender_missing"), words=True)
+    good = all(judged)
+    detail = t("tile_sender_detail", lag=f.duration(max(lags)) if lags else t("not_measured"))
+    return _tile(t("tile_sender"), f"{SYMBOLS['pass' if good else 'invalid']} {t('sender_ok' if good else 'sender_not')}", detail,
+                 kind="pass" if good else "warn", words=True)
+
+
+def statistic_name(ctx: Context, statistic: str) -> str:
+    """`ttft_p95_s` as `TTFT p95`; unknown names as they are."""
+    head, _, tail = statistic.removesuffix("_s").removesuffix("_qps").removesuffix("_ratio").rpartition("_")
+    if head and tail in ("p50", "p90", "p95", "p99", "mean", "maximum", "value"):
+        return f"{metric_name(ctx, head)} {tail}"
+    return metric_name(ctx, statistic)
+
+
+def metric_name(ctx: Context, metric: str) -> str:
+    """A metric's printed name; unknown ones as they are."""
+    return ctx.words.known(f"metric_{metric.removesuffix('_s').removesuffix('_qps')}", metric)
+
+
+def gate_view(ctx: Context, gate: Gate) -> dict[str, Any]:
+    """One row of the gates table."""
+    t, f = ctx.words, ctx.figures
+    measured, limit = number(gate.measured), number(gate.limit)
+    margin = ""
+    if finite(measured) is not None and finite(limit):
+        margin = f.signed_share((limit - measured) / limit if gate.operator.startswith("<") else (measured - limit) / limit)
+    statistic = "" if gate.statistic in ("", "value") else f" {gate.statistic}"
+    at = t("at_target", qps=f.asked(ctx.analysis.target_qps)) if gate.at == "target" else t.known(f"at_{gate.at}", f"{gate.at}")
+    return {"name": f"{metric_name(ctx, gate.metric)}{statistic}", "text": gate.text if t.lang == "en" else "", "at": at,
+            "limit": f"{gate.operator.replace('<=', '≤').replace('>=', '≥')} {f.measure(limit, gate.unit)}",
+            "measured": f.measure(measured, gate.unit), "margin": margin, "kind": GATE_KINDS.get(gate.status, "none"),
+            "word": t.known(f"gate_{gate.status}", gate.status) + (f" ({t('gate_warn_only')})" if gate.severity == "warn" else "")}

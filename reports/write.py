@@ -1,0 +1,70 @@
+"""`write_all(run_dir, analysis)`: every file that a finished run shows to people and machines.
+
+Input: a run folder and its analysis. Output: report.html, summary.json,
+summary.md, junit.xml in that folder; summary.md is appended to the file
+named by `GITHUB_STEP_SUMMARY` when that is set.
+Does not: analyse.
+
+1. A file is written beside its place and moved, so a reader never sees half of one.
+2. One output that cannot be made does not hide the others: they are written
+   first, then the error is raised.
+"""
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from bench.records.analysis import Analysis
+from reports.html import render
+from reports.junit import junit
+from reports.summary import markdown, summary
+
+STEP_SUMMARY_LIMIT = 1_000_000  # bytes; GitHub drops a step's summary above 1,024 kB
+
+
+def write_text(path: Path, text: str) -> Path:
+    """Write `text` to `path` in one step."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_text(text, encoding="utf-8", newline="\n")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return path
+
+
+def write_all(run_dir: Path, analysis: Analysis, *, lang: str = "en", env: Mapping[str, str] | None = None) -> list[Path]:
+    """The paths written, report.html last. Raises OSError where a file cannot be written."""
+    env = os.environ if env is None else env
+    makers: list[tuple[str, Callable[[], str]]] = [
+        ("summary.json", lambda: json.dumps(summary(analysis), ensure_ascii=False, indent=1, allow_nan=False) + "\n"),
+        ("summary.md", lambda: markdown(analysis, lang=lang)),
+        ("junit.xml", lambda: junit(analysis)),
+        ("report.html", lambda: render(analysis, lang=lang)),
+    ]
+    written: list[Path] = []
+    failure: Exception | None = None
+    for name, make in makers:
+        try:
+            written.append(write_text(run_dir / name, make()))
+        except Exception as error:  # kept and raised below, after the other outputs
+            failure = failure or error
+    append_step_summary(run_dir / "summary.md", env)
+    if failure is not None:
+        raise failure
+    return written
+
+
+def append_step_summary(summary_md: Path, env: Mapping[str, str]) -> None:
+    """Append summary.md to the CI's step summary, if there is one and it still has room."""
+    target = env.get("GITHUB_STEP_SUMMARY")
+    if not target or not summary_md.exists():
+        return
+    path, text = Path(target), summary_md.read_text(encoding="utf-8")
+    used = path.stat().st_size if path.exists() else 0
+    if used + len(text.encode("utf-8")) > STEP_SUMMARY_LIMIT:
+        return
+    with path.open("a", encoding="utf-8") as out:
+        out.write(text + "\n")
