@@ -102,12 +102,13 @@ def parse_call(body: bytes, *, chat: bool) -> Call:
     if options is not None and not stream:
         raise ApiError(400, "stream_options needs stream: true", param="stream_options")
     include_usage = bool(options and options.get("include_usage"))
-    user = _typed(data, "user", str, None)
+    tenant = _typed(data, "tenant", str, None) or _typed(data, "user", str, None)
     return Call(
-        chat, model, counted, hashlib.blake2b(text.encode(), digest_size=8).digest(), text, max_tokens, min_tokens,
-        ignore_eos, stream, include_usage, _typed(data, "priority", int, None), _typed(data, "tenant", str, None) or user,
-        _typed(data, "request_class", str, None),
-    )
+        chat=chat, model=model, prompt_tokens=counted, text=text,
+        digest=hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), max_tokens=max_tokens,
+        min_tokens=min_tokens, ignore_eos=ignore_eos, stream=stream, include_usage=include_usage,
+        priority=_typed(data, "priority", int, None), tenant=tenant,
+        request_class=_typed(data, "request_class", str, None))
 
 
 def _typed(data: dict[str, Any], name: str, kind: type, default: Any) -> Any:

@@ -27,11 +27,12 @@ _now = time.monotonic
 class Stream:
     """The answer of one request."""
 
-    __slots__ = ("connection", "call", "request_id", "answer_id", "created", "model", "frames", "interval", "max_tokens",
-                 "received_s", "queued_s", "scheduled_s", "first_token_s", "last_token_s", "output_tokens", "sent",
-                 "chunks", "fault", "armed", "broken", "opened", "driver", "metrics", "decision_start_s", "held",
-                 "pending", "on_release", "closed", "report_cached", "cached_tokens", "replica", "core_request", "header_lines",
-                 "_write", "_itl")
+    __slots__ = (
+        "connection", "call", "request_id", "answer_id", "created", "model", "frames", "interval", "max_tokens",
+        "received_s", "queued_s", "scheduled_s", "first_token_s", "last_token_s", "output_tokens", "sent", "chunks",
+        "fault", "armed", "broken", "opened", "closed", "held", "pending", "on_release", "driver", "metrics", "replica",
+        "decision_start_s", "core_request", "report_cached", "cached_tokens", "header_lines", "_write", "_itl",
+    )
 
     def __init__(self, connection: Connection, call: Call, *, request_id: str, answer_id: str, created: int,
                  model: bytes, interval: int, max_tokens: int, received_s: float, fault: Fault | None,

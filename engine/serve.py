@@ -15,8 +15,8 @@ import signal
 import sys
 from pathlib import Path
 
-from bench.config.errors import ConfigError
 from bench.config import load_config
+from bench.config.errors import ConfigError
 from engine.http_app import App
 from engine.http_fleet import Fleet
 from engine.http_loop import new_event_loop, tune_process

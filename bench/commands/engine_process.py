@@ -107,6 +107,6 @@ def _read_line(process: subprocess.Popen[bytes]) -> str:
 
 
 def _tail(path: Path) -> str:
-    """The last line of a log file."""
-    lines = path.read_text(errors="replace").strip().splitlines()
-    return lines[-1] if lines else f"{path} is empty"
+    """The last lines of a log file."""
+    lines = path.read_text(errors="replace").strip().splitlines()[-20:]
+    return "\n".join(lines) if lines else f"{path} is empty"

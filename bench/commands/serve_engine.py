@@ -31,7 +31,8 @@ def command(config_path: Path, host: str, port: int, api_key_file: Path | None) 
     Example:
       bench serve-engine --config configs/demo.json --port 8000
     """
-    arguments = [sys.executable, "-m", "engine.serve", "--config", str(config_path), "--host", host, "--port", str(port)]
+    arguments = [sys.executable, "-m", "engine.serve", "--config", str(config_path), "--host", host,
+                 "--port", str(port)]
     if api_key_file is not None:
         arguments += ["--api-key-file", str(api_key_file)]
     os.execv(sys.executable, arguments)
