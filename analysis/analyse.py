@@ -1,0 +1,348 @@
+"""`analysis.json` from a run folder: reads the files, calls the pure parts, writes one document.
+
+Input: a run folder. Output: `Analysis`.
+Does not: hold formulas; each lives in the module that is named after it.
+
+1. A folder can be analysed again at any time; nothing else in it is changed.
+2. SLO values come from `run.json` (config.slo, ms) unless the caller overrides them.
+3. A bad file gives a named problem; only an unreadable ledger raises `LedgerError`.
+"""
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from analysis import load, locust_csv, series
+from analysis.attainment import Slo
+from analysis.diagnosis import diagnose
+from analysis.errors import error_groups
+from analysis.gates import default_gates, evaluate, usable
+from analysis.knee import Level, capacity
+from analysis.repeatability import repeatability
+from analysis.stage import Context, StageResult, analyse_stage
+from analysis.stimulus import lag_limit_s
+from analysis.verdict import Facts, verdict
+from bench.records.analysis import SCHEMA_VERSION, Analysis, Capacity, Reason, to_json
+from bench.records.request import LedgerProblem
+from bench.records.stage import RunInfo, StageRow
+
+SLO_DEFAULTS_MS = {"ttft_deadline_ms": 800.0, "tpot_deadline_ms": 100.0, "p95_target_ms": 2000.0}
+ATTAINMENT_DEFAULT = 0.99
+VARYING_SHAPES = ("ramp", "spike")
+
+
+def analyse_run(
+    run_dir: Path,
+    *,
+    slo_ttft_ms: float | None = None,
+    slo_tpot_ms: float | None = None,
+    slo_p95_ms: float | None = None,
+    attainment_target: float | None = None,
+    target_qps: float | None = None,
+) -> Analysis:
+    """The analysis of a run folder. Raises `load.LedgerError` when there is nothing to analyse."""
+    if not run_dir.is_dir():
+        raise load.LedgerError(f"{run_dir}: there is no such folder; give the run folder that `bench run` printed")
+    path = load.requests_path(run_dir)
+    info, raw, problems = load.read_run_info(run_dir)
+    config = _section(raw, "config")
+    slo = _slo(config, slo_ttft_ms, slo_tpot_ms, slo_p95_ms, attainment_target)
+    target = target_qps if target_qps is not None else _number(_section(config, "loadgen").get("target_qps"))
+    checked = load.check_rows(load.read_ledger(path))
+    stage_rows, stage_problems = load.read_stages(run_dir)
+    gauge, gauge_problems = load.read_gauge(run_dir)
+    problems = [*problems, *checked.problems, *stage_problems, *gauge_problems]
+    stage_rows = _stage_table(stage_rows, checked, raw, problems)
+    context = _context(config, raw, slo, gauge, load.read_server_gauge(run_dir))
+    results = [analyse_stage(checked, row, context) for row in stage_rows]
+    return _assemble(run_dir, info, raw, config, slo, target, checked, stage_rows, results, context, problems)
+
+
+def write_analysis(run_dir: Path, **overrides: Any) -> Analysis:
+    """`analysis.json` in the folder, replaced as a whole, and what it holds."""
+    found = analyse_run(run_dir, **overrides)
+    path = run_dir / "analysis.json"
+    part = path.with_suffix(".json.part")
+    part.write_text(to_json(found) + "\n", encoding="utf-8")
+    os.replace(part, path)  # a reader never sees half a document
+    return found
+
+
+# ---------------------------------------------------------------- settings
+
+
+def _section(data: Any, name: str) -> dict[str, Any]:
+    value = data.get(name) if isinstance(data, dict) else None
+    return value if isinstance(value, dict) else {}
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def _slo(
+    config: dict[str, Any], ttft: float | None, tpot: float | None, p95: float | None, target: float | None
+) -> Slo:
+    given = _section(config, "slo")
+
+    def seconds(override: float | None, key: str) -> float:
+        value = override if override is not None else _number(given.get(key))
+        return (value if value is not None else SLO_DEFAULTS_MS[key]) / 1e3
+
+    share = target if target is not None else _number(given.get("attainment_target"))
+    return Slo(
+        ttft_deadline_s=seconds(ttft, "ttft_deadline_ms"),
+        tpot_deadline_s=seconds(tpot, "tpot_deadline_ms"),
+        e2e_target_s=seconds(p95, "p95_target_ms"),
+        attainment_target=ATTAINMENT_DEFAULT if share is None else share,
+    )
+
+
+def _context(
+    config: dict[str, Any], raw: dict[str, Any], slo: Slo, gauge: load.Gauge | None, server: load.ServerGauge | None
+) -> Context:
+    scheduler, engine = _section(config, "scheduler"), _section(config, "engine")
+    seqs = _number(scheduler.get("max_num_seqs"))
+    cap = _number(scheduler.get("batch_size_cap"))
+    at_once = min(x for x in (seqs, cap, math.inf) if x is not None)
+    replicas = _number(engine.get("replicas")) or 1.0
+    deadlines = {}
+    for entry in config.get("classes") or []:
+        if isinstance(entry, dict) and entry.get("name"):
+            ttft, tpot = _number(entry.get("ttft_deadline_ms")), _number(entry.get("tpot_deadline_ms"))
+            deadlines[str(entry["name"])] = (
+                slo.ttft_deadline_s if ttft is None else ttft / 1e3,
+                slo.tpot_deadline_s if tpot is None else tpot / 1e3,
+            )
+    return Context(
+        slo=slo,
+        class_deadlines=deadlines,
+        gauge=gauge,
+        server=server,
+        batch=at_once * replicas if math.isfinite(at_once) else None,
+        burstiness=_number(_section(config, "loadgen").get("burstiness")) or 1.0,
+        varying=raw.get("shape") in VARYING_SHAPES,
+        loop=str(raw.get("loop") or "open"),
+    )
+
+
+# ---------------------------------------------------------------- stages
+
+
+def _stage_table(
+    rows: list[StageRow], checked: load.Checked, raw: dict[str, Any], problems: list[LedgerProblem]
+) -> list[StageRow]:
+    """Stage rows to analyse: those of stages.csv, checked against the ledger, or made from the ledger."""
+    ledger = checked.ledger
+    present = {(int(k) >> 32, int(k) & 0xFFFFFFFF) for k in
+               np.unique((ledger["stage"].astype(np.int64) << 32) + np.maximum(ledger["repeat"], 0))}  # fmt: skip
+    if not rows:
+        return _rows_from_ledger(checked, sorted(present))
+    known = {(r.stage, r.repeat) for r in rows}
+    strange = sorted(present - known)
+    if strange:
+        count = sum(int(np.count_nonzero((ledger["stage"] == s) & (ledger["repeat"] == r))) for s, r in strange)
+        text = f"{count} rows belong to stages that stages.csv does not know: {strange[:5]}"
+        problems.append(LedgerProblem("LED-013", text, count))
+    missing, examples = 0, []
+    for row in rows:
+        have = int(np.count_nonzero((ledger["stage"] == row.stage) & (ledger["repeat"] == row.repeat)))
+        if have < row.planned:
+            missing += row.planned - have
+            examples.append(f"stage {row.stage}: {have} of {row.planned}")
+    if missing:
+        text = f"{missing} planned arrivals have no row"
+        problems.append(LedgerProblem("LED-009", text, missing, examples[:5]))
+    _check_seeds(rows, raw, problems)
+    return sorted(rows, key=lambda r: (r.stage, r.repeat))
+
+
+def _check_seeds(rows: list[StageRow], raw: dict[str, Any], problems: list[LedgerProblem]) -> None:
+    """Repeats that were asked to send the same load must have the same seed."""
+    same = _section(_section(raw, "config"), "sweep").get("repeat_seed") == "same"
+    by_rate: dict[float, set[int]] = {}
+    for row in rows:
+        by_rate.setdefault(row.offered_qps, set()).add(row.seed)
+    mixed = [rate for rate, seeds in by_rate.items() if len(seeds) > 1]
+    if same and mixed:
+        text = f"repeats were to send the same load, but seeds differ at {', '.join(f'{r:g}' for r in mixed)} requests/s"
+        problems.append(LedgerProblem("LED-018", text, len(mixed)))
+
+
+def _rows_from_ledger(checked: load.Checked, present: list[tuple[int, int]]) -> list[StageRow]:
+    """Stage rows from the ledger alone: the window spans the rows of phase `window`."""
+    ledger = checked.ledger
+    window = ledger.is_value("phase", "window")
+    if not window.any():
+        window = np.ones(ledger.rows, dtype=bool)
+    rows = []
+    for stage, repeat in present:
+        mine = (ledger["stage"] == stage) & (ledger["repeat"] == repeat)
+        inside = ledger["intended_s"][mine & window]
+        times = ledger["intended_s"][mine]
+        if not len(times):
+            continue
+        if not len(inside):
+            inside = times
+        n = len(inside)
+        # n arrivals span n - 1 gaps: the window is one mean gap longer than first to last.
+        gap = float(inside.max() - inside.min()) / max(n - 1, 1)
+        rate = ledger["offered_qps"][mine]
+        offered = float(np.nanmedian(rate)) if np.isfinite(rate).any() else (1 / gap if gap > 0 else 0.0)
+        start, end = float(inside.min()), float(inside.max()) + max(gap, 1e-6)
+        done = ledger["done_s"][mine]
+        last = float(np.nanmax(done)) if np.isfinite(done).any() else end
+        rows.append(StageRow(
+            stage=stage, repeat=repeat, name=f"{stage:02d} chat @{offered:g}", offered_qps=offered, process="unknown",
+            loop="open", seed=0, planned=int(mine.sum()), start_s=float(times.min()), window_start_s=start,
+            window_end_s=end, end_s=end, drained_s=last, workers=1, rows=int(mine.sum()), schedule_hash="",
+        ))  # fmt: skip
+    return rows
+
+
+# ---------------------------------------------------------------- the document
+
+
+def _assemble(
+    run_dir: Path, info: RunInfo | None, raw: dict[str, Any], config: dict[str, Any], slo: Slo, target: float | None,
+    checked: load.Checked, stage_rows: list[StageRow], results: list[StageResult], context: Context,
+    problems: list[LedgerProblem],
+) -> Analysis:  # fmt: skip
+    stages = [r.public for r in results]
+    errors = error_groups(checked)
+    csv_check = check_csv(run_dir, checked, stage_rows)
+    levels = _levels(results)
+    found = capacity(levels, slo.attainment_target, lambda_max_qps=None)
+    gates = [evaluate(g, stages, found, target) for g in default_gates(slo.as_dict(), target or 0.0, _gates(config))]
+    bound, limit = _clock_bound(raw), lag_limit_s(slo.ttft_deadline_s)
+    interrupted = bool(raw.get("interrupted")) or any("interrupted" in s.marks for s in stages)
+    judged = verdict(Facts(gates, stages, problems, csv_check, errors, target, interrupted, bound, limit))
+    if any(r.severity == "invalid" and r.stage is None for r in judged.reasons):
+        found = _withheld(found, slo.attainment_target)
+    ledger = checked.ledger
+    in_window = np.zeros(ledger.rows, dtype=bool)
+    for result in results:
+        in_window[result.rows] = True
+    run = dict(raw) if raw else {"run_id": run_dir.name}
+    return Analysis(
+        schema_version=SCHEMA_VERSION, run=run, slo=slo.as_dict(), target_qps=target, verdict=judged, gates=gates,
+        stages=stages, capacity=found, errors=errors,
+        repeatability=repeatability(stages, {r.stage: r.seed for r in stage_rows}),
+        in_flight_series=series.in_flight_series(context.gauge),
+        heatmap=series.heatmap(ledger["intended_s"], ledger["e2e_s"], checked.status == load.OK),
+        worst=series.worst_rows(checked, in_window), csv_check=csv_check,
+        clients=series.clients(checked, context.gauge, raw.get("worker_info") or []),
+        ledger=_ledger_summary(checked, stage_rows, problems),
+        warnings=[r for r in judged.reasons if r.severity == "warn"],
+        diagnosis=diagnose(stages, slo, errors, context.server, checked),
+    )  # fmt: skip
+
+
+def _gates(config: dict[str, Any]) -> list[dict[str, Any]]:
+    return [g for g in config.get("gates") or [] if isinstance(g, dict)]
+
+
+def _withheld(found: Capacity, target: float) -> Capacity:
+    """No capacity figure from a run whose rows cannot be trusted."""
+    none = capacity([], target)
+    return replace(none, sentence="The run is INVALID, so no capacity figure is given; see the reasons.")
+
+
+def _levels(results: list[StageResult]) -> list[Level]:
+    """One level per offered rate from the stages that may decide; repeats pooled."""
+    groups: dict[float, list[StageResult]] = {}
+    for result in results:
+        if usable(result.public):
+            groups.setdefault(round(result.public.offered_qps, 9), []).append(result)
+    levels = []
+    for qps, members in sorted(groups.items()):
+        n = sum(m.public.planned for m in members)
+        hits = sum(m.hit_count for m in members)
+        scores = sorted((m.score, m.public.planned) for m in members)
+        middle = scores[len(scores) // 2][0]
+        levels.append(Level(
+            qps=qps, attainment=hits / n, arrivals=n, score=middle,
+            batch_scores=tuple(s for m in members for s in m.batch_scores),
+            stable=not any(m.public.stationarity == "UNSTABLE" for m in members),
+            completed_qps=float(np.mean([m.public.completed_qps for m in members])),
+            dependence=max(m.dependence for m in members),
+        ))  # fmt: skip
+    return levels
+
+
+def _clock_bound(raw: dict[str, Any]) -> float | None:
+    """Largest stated error of a worker's clock offset, seconds."""
+    bounds = [_number(w.get("bound_s")) for w in raw.get("worker_info") or [] if isinstance(w, dict)]
+    known = [b for b in bounds if b is not None]
+    return max(known) if known else None
+
+
+def _ledger_summary(
+    checked: load.Checked, rows: list[StageRow], problems: list[LedgerProblem]
+) -> dict[str, Any]:
+    return {
+        "rows": checked.ledger.rows,
+        "planned": sum(r.planned for r in rows),
+        "doubled": len(checked.doubled),
+        "missing": sum(p.rows for p in problems if p.problem_id == "LED-009"),
+        "problems": [
+            {"problem_id": p.problem_id, "message": p.message, "rows": p.rows, "examples": p.examples} for p in problems
+        ],
+    }
+
+
+def check_csv(run_dir: Path, checked: load.Checked, rows: list[StageRow]) -> dict[str, Any]:
+    """Locust's stats table of the folder against the ledger."""
+    path = run_dir / "locust_stats.csv"
+    if not path.is_file():
+        return {"present": False, "ok": None, "note": "there is no locust_stats.csv in the folder"}
+    table = locust_csv.read_stats(path)
+    return locust_csv.compare(table, csv_figures(checked, rows))
+
+
+def csv_figures(checked: load.Checked, rows: list[StageRow]) -> list[locust_csv.LedgerFigures]:
+    """Exact figures per stage and kind of row, over all phases, as Locust counts them."""
+    ledger = checked.ledger
+    figures = []
+    for row in rows:
+        mine = (ledger["stage"] == row.stage) & (ledger["repeat"] == row.repeat)
+        ok = mine & (checked.status == load.OK)
+        total, failed = int(mine.sum()), int(mine.sum() - ok.sum())
+        # A failed request is logged with the time until it ended; one that was never sent has no time.
+        waits = ledger["done_s"][mine & ~ok] - ledger["intended_s"][mine & ~ok]
+        values = np.concatenate([ledger["e2e_s"][ok], waits])
+        figures.append(_figure(row.name, "E2E", total, failed, values))
+        for kind, column in (("TTFT", "ttft_s"), ("TPOT", "tpot_s")):
+            x = ledger[column][ok]
+            x = x[np.isfinite(x)]
+            figures.append(_figure(row.name, kind, len(x), 0, x))
+    return figures
+
+
+def _figure(name: str, kind: str, requests: int, failures: int, values: np.ndarray) -> locust_csv.LedgerFigures:
+    values = np.sort(values[np.isfinite(values)])
+    exact = {}
+    if len(values):
+        exact = {c: float(values[locust_csv.locust_rank(len(values), p)]) for c, p in locust_csv.PERCENTILE_COLUMNS.items()}
+    mean = float(values.mean()) if len(values) else None
+    return locust_csv.LedgerFigures(name, kind, requests, failures, mean, exact)
+
+
+def csv_only_report(run_dir: Path) -> dict[str, Any]:
+    """What Locust's CSV alone can say, for a run made by plain `locust --csv`; raises LedgerError without one."""
+    candidates = [run_dir] if run_dir.is_file() else sorted(run_dir.glob("*_stats.csv"))
+    if not candidates:
+        raise load.LedgerError(f"{run_dir}: there is neither requests.csv nor a Locust *_stats.csv in this folder")
+    table = locust_csv.read_stats(candidates[0])
+    return {"source": candidates[0].name, "loss": locust_csv.CSV_LOSS, "rows": locust_csv.csv_only(table),
+            "problems": table.problems}  # fmt: skip
+
+
+def reasons_of(found: Analysis) -> list[Reason]:
+    """All reasons of a document: the verdict's and every stage's."""
+    return [*found.verdict.reasons, *(r for s in found.stages for r in s.reasons), *found.diagnosis]

@@ -1,0 +1,178 @@
+"""Intervals for values that depend on each other, and the warm-up cut.
+
+Input: values in arrival order. Output: batch-means intervals, the variance
+inflation and effective sample size, Wilson intervals, MSER-5.
+Does not: read files, know what a stage is, or judge.
+
+1. An interval never pretends independence: neighbours in a queue share its state.
+2. When the data cannot carry an interval, it is flagged unreliable, not narrowed.
+
+Source: queueing.md 5.1-5.3 of the project's notes (docs/analysis.md, "Intervals");
+Law, Simulation Modeling and Analysis, batch means; White 1997, MSER.
+"""
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import special
+
+from analysis.percentiles import nearest_rank
+
+BATCHES = 5  # five long batches stay independent longest: coverage .975 at 92 % of capacity, 300 s
+DEPENDENCE_BATCHES = 20  # more, shorter ones to estimate how dependent neighbours are
+MIN_BATCH = 15  # values per batch below which a batch statistic means nothing
+LAG1_LIMIT = 0.3  # correlation of neighbouring batch means above which batches are too short
+EFFECTIVE_N_LIMIT = 200  # independent values below which a p95 interval is not to be relied on
+
+
+@dataclass(frozen=True)
+class BatchInterval:
+    """A statistic of the whole sample with its batch-means interval."""
+
+    value: float
+    low: float | None
+    high: float | None
+    method: str
+    effective_n: float
+    inflation: float
+    reliable: bool
+    batch_values: tuple[float, ...]
+
+
+def t_quantile(degrees: int, level: float = 0.95) -> float:
+    """Two-sided Student t quantile."""
+    return float(special.stdtrit(degrees, 0.5 + level / 2))
+
+
+def z_quantile(level: float = 0.95) -> float:
+    """Two-sided normal quantile."""
+    return float(special.ndtri(0.5 + level / 2))
+
+
+def wilson(hits: float, n: float, level: float = 0.95) -> tuple[float, float]:
+    """Wilson score interval of a share; n may be an effective size. (0, 1) when n is 0.
+
+    (p + z²/2n ± z sqrt(p(1-p)/n + z²/4n²)) / (1 + z²/n), p = hits/n. Equals
+    scipy.stats.binomtest(...).proportion_ci(method="wilson") for whole numbers (tested).
+    """
+    if n <= 0:
+        return 0.0, 1.0
+    z = z_quantile(level)
+    p = min(max(hits / n, 0.0), 1.0)
+    centre = p + z * z / (2 * n)
+    half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    scale = 1 + z * z / n
+    low = 0.0 if hits <= 0 else max(0.0, (centre - half) / scale)
+    high = 1.0 if hits >= n else min(1.0, (centre + half) / scale)
+    return low, high
+
+
+def split(values: np.ndarray, batches: int) -> list[np.ndarray]:
+    """`batches` runs of neighbouring values, sizes apart by one at most."""
+    return np.array_split(values, batches)
+
+
+def lag1_correlation(batch_means: np.ndarray) -> float:
+    """Correlation of neighbouring batch means; 0 when they do not vary."""
+    d = batch_means - batch_means.mean()
+    total = float((d * d).sum())
+    return float((d[1:] * d[:-1]).sum() / total) if total > 0 else 0.0
+
+
+def variance_inflation(indicator: np.ndarray, batches: int = DEPENDENCE_BATCHES) -> float:
+    """How many times larger the variance of a mean is than for independent values, at least 1.
+
+    Var(batch means) * batch size / Var(values), from batch means; taken as 1 unless it
+    exceeds the upper 10 % point that independent values would reach by chance.
+    """
+    n = len(indicator)
+    batches = min(batches, n // MIN_BATCH)
+    if batches < BATCHES:
+        return 1.0
+    size = n // batches
+    x = np.asarray(indicator[: size * batches], dtype=np.float64)
+    variance = float(x.var())
+    if variance <= 0:
+        return 1.0
+    means = x.reshape(batches, size).mean(axis=1)
+    ratio = float(means.var(ddof=1)) * size / variance
+    by_chance = float(special.chdtri(batches - 1, 0.10)) / (batches - 1)
+    if ratio <= by_chance:
+        return 1.0
+    # Positive correlation between batches means that even they are too short: the
+    # first-order correction for an AR(1) of batch means, (1 + r)/(1 - r).
+    r = min(max(lag1_correlation(means), 0.0), 0.9)
+    return max(1.0, ratio * (1 + r) / (1 - r))
+
+
+def quantile_interval(values: np.ndarray, share: float = 0.95, batches: int = BATCHES) -> BatchInterval | None:
+    """Batch-means interval of a percentile; None when a batch would hold too few values.
+
+    `values`: (n,) in arrival order, inf allowed. Centre = percentile of the whole sample,
+    half-width = t(.975, b-1) * sd(batch percentiles) / sqrt(b).
+    """
+    values = values[~np.isnan(values)]
+    n = len(values)
+    if n < batches * MIN_BATCH:
+        return None
+    value = nearest_rank(np.sort(values), share)
+    inflation = variance_inflation(values > value)
+    effective = n / inflation
+    per_batch = np.array([nearest_rank(np.sort(part), share) for part in split(values, batches)])
+    if not np.isfinite(per_batch).all():
+        # Some batch has more than 1 - share misses: no symmetric interval exists.
+        low = float(per_batch.min())
+        return BatchInterval(value, low if math.isfinite(low) else None, math.inf, f"range of {batches} batches",
+                             effective, inflation, False, tuple(per_batch.tolist()))  # fmt: skip
+    half = t_quantile(batches - 1) * float(per_batch.std(ddof=1)) / math.sqrt(batches)
+    reliable = effective >= EFFECTIVE_N_LIMIT and not _batches_depend(values, value)
+    return BatchInterval(value, max(0.0, value - half), value + half, f"batch means, b={batches}",
+                         effective, inflation, reliable, tuple(per_batch.tolist()))  # fmt: skip
+
+
+def _batches_depend(values: np.ndarray, value: float) -> bool:
+    """True when neighbouring batches move together: the batches are too short to be independent."""
+    batches = min(DEPENDENCE_BATCHES, len(values) // MIN_BATCH)
+    if batches < 10:
+        return False
+    means = np.array([float(np.mean(part > value)) for part in split(values, batches)])
+    # For independent batches the correlation has sd 1/sqrt(b): ask for the larger of the two limits.
+    return lag1_correlation(means) > max(LAG1_LIMIT, 1.645 / math.sqrt(batches))
+
+
+def mser5(series: np.ndarray, batch: int = 5) -> int | None:
+    """Number of leading samples to cut (a multiple of `batch`); None when it wants more than half.
+
+    Minimises sum((y - mean)^2) / count^2 over what is left, searching the first half only.
+    The boundary of the search means that the series never settled.
+    """
+    groups = len(series) // batch
+    if groups < 4:
+        return None
+    y = np.asarray(series[: groups * batch], dtype=np.float64).reshape(groups, batch).mean(axis=1)
+    counts = np.arange(groups, 0, -1)
+    tail_sum = np.cumsum(y[::-1])[::-1]
+    tail_squares = np.cumsum((y * y)[::-1])[::-1]
+    spread = np.maximum(tail_squares - tail_sum**2 / counts, 0.0)
+    last = groups // 2
+    best = int(np.argmin((spread / counts.astype(float) ** 2)[: last + 1]))
+    return None if best == last else best * batch
+
+
+def ratio_interval(numerators: np.ndarray, denominators: np.ndarray) -> tuple[float, float, float] | None:
+    """Ratio of sums with its 95 % interval from sub-window pairs (delta method); None below 3 pairs.
+
+    W = sum L_j / sum lam_j; se = sqrt(sum d_j^2/(b-1)/b) / mean(lam), d_j = L_j - W lam_j.
+    Source: Kim & Whitt, Statistical Analysis with Little's Law, Operations Research 61(4), 2013.
+    """
+    b = len(numerators)
+    total = float(np.sum(denominators))
+    if b < 3 or total <= 0:
+        return None
+    ratio = float(np.sum(numerators)) / total
+    d = numerators - ratio * denominators
+    se = math.sqrt(float((d * d).sum()) / (b - 1) / b) / (total / b)
+    half = t_quantile(b - 1) * se
+    return ratio, ratio - half, ratio + half

@@ -1,0 +1,226 @@
+"""The knee: the offered rate at which attainment crosses its target, with an interval in QPS.
+
+Input: one `Level` per offered rate. Output: `Capacity`.
+Does not: average different definitions. SLO crossing, last met rate, lambda_max and
+the flattening point are four numbers with four names.
+
+1. A rate holds the SLO when its attainment reaches the target and the stage is not
+   UNSTABLE. `last_met_qps` is the last rate before the first that does not hold: a
+   lucky trial above a failed one counts for nothing.
+2. Between the two, the crossing is interpolated on the SLO score: score of an arrival =
+   max(TTFT/deadline, TPOT/deadline), inf when it failed; attainment >= a holds exactly
+   when the a-quantile of the score is <= 1. Its logarithm is smooth where the share
+   itself jumps from 1 to 0 within one step of the sweep.
+3. The interval redraws each rate's log quantile from its batches (Student t) and
+   interpolates each draw twice, along a line and along a shape-preserving cubic
+   through the neighbours, so that the error of interpolating shows as well.
+4. Never met: "below" the lowest rate. Always met: "at_least" the highest. No number
+   is invented in between.
+5. Watermark = 70-80 % of the lower bound.
+
+Source: docs/analysis.md "Knee".
+"""
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from bench.records.analysis import Capacity
+
+DRAWS = 2000
+DRAW_SEED = 20261129  # fixed: the same rows must give the same interval
+WATERMARK = (0.70, 0.80)
+MIN_SD = 0.005  # of a log quantile: timers and rounding alone give half a percent
+
+
+@dataclass(frozen=True)
+class Level:
+    """One offered rate, repeats pooled."""
+
+    qps: float
+    attainment: float
+    arrivals: int
+    score: float  # target quantile of the SLO score over all arrivals, inf possible
+    batch_scores: tuple[float, ...]  # the same per batch
+    stable: bool
+    completed_qps: float
+    dependence: float = 1.0  # variance inflation of the miss indicator
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """Where a curve crosses its limit; QPS."""
+
+    kind: str  # "crossing" | "at_least" | "below" | "none"
+    value: float | None
+    low: float | None
+    high: float | None
+    method: str
+    last_met: float | None
+
+
+def score_quantile(scores: np.ndarray, target: float) -> float:
+    """Smallest s with at least `target` of all arrivals at or below s; inf allowed."""
+    from analysis.percentiles import nearest_rank
+
+    return nearest_rank(np.sort(scores), target)
+
+
+def crossing(levels: list[Level], target: float) -> Crossing:
+    """The SLO crossing over rates in any order; see the module's rules."""
+    levels = sorted(levels, key=lambda x: x.qps)
+    if not levels:
+        return Crossing("none", None, None, None, "no valid stage", None)
+    holds = [x.stable and x.attainment >= target for x in levels]
+    if all(holds):
+        top = levels[-1].qps
+        return Crossing("at_least", top, top, None, "every measured rate held the target", top)
+    first_bad = holds.index(False)
+    if first_bad == 0:
+        low = levels[0].qps
+        return Crossing("below", None, None, low, "the lowest measured rate missed the target", None)
+    good, bad = levels[first_bad - 1], levels[first_bad]
+    if not (math.isfinite(bad.score) and bad.score > 1 and 0 < good.score <= 1):
+        return _share_crossing(good, bad, target)
+    value = _interpolate(levels[: first_bad + 2], first_bad, {x.qps: math.log(x.score) for x in levels if _usable(x)}, False)
+    low, high = _interval(levels, first_bad)
+    value = min(max(value, good.qps), bad.qps)
+    method = "SLO score quantile, log-linear between the rates around it; t draws over batches"
+    return Crossing("crossing", value, min(low, value), max(high, value), method, good.qps)
+
+
+def _usable(level: Level) -> bool:
+    return math.isfinite(level.score) and level.score > 0
+
+
+def _interpolate(levels: list[Level], first_bad: int, logs: dict[float, float], cubic: bool) -> float:
+    """The rate where the log score passes 0 between the last good and the first bad level."""
+    good, bad = levels[first_bad - 1].qps, levels[first_bad].qps
+    y0, y1 = logs[good], logs[bad]
+    if y1 <= y0:
+        return good if y0 > 0 else bad
+    if not cubic:
+        return good + (bad - good) * min(max(-y0 / (y1 - y0), 0.0), 1.0)
+    x = [q for q in sorted(logs) if q <= bad]
+    y = [logs[q] for q in x]
+    slope0, slope1 = _pchip_slopes(np.array(x), np.array(y))
+    return _cubic_root(good, bad, y0, y1, slope0, slope1)
+
+
+def _pchip_slopes(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
+    """End slopes of the last piece of a monotone cubic through the points (Fritsch-Carlson)."""
+    h, d = np.diff(x), np.diff(y) / np.diff(x)
+    if len(h) < 2:
+        return float(d[-1]), float(d[-1])
+    if d[-1] * d[-2] <= 0:
+        left = 0.0
+    else:
+        w1, w2 = 2 * h[-1] + h[-2], h[-1] + 2 * h[-2]
+        left = float((w1 + w2) / (w1 / d[-2] + w2 / d[-1]))
+    right = float(((2 * h[-1] + h[-2]) * d[-1] - h[-1] * d[-2]) / (h[-1] + h[-2]))
+    return left, float(min(max(right, 0.0), 3 * d[-1]))
+
+
+def _cubic_root(x0: float, x1: float, y0: float, y1: float, s0: float, s1: float) -> float:
+    """Where the Hermite cubic crosses 0, on a grid of 1/400 of the piece; ends when it does not."""
+    if y0 >= 0:
+        return x0
+    if y1 <= 0:
+        return x1
+    t = np.linspace(0, 1, 401)
+    h = x1 - x0
+    y = (
+        y0 * (1 + 2 * t) * (1 - t) ** 2 + s0 * h * t * (1 - t) ** 2
+        + y1 * t * t * (3 - 2 * t) + s1 * h * t * t * (t - 1)
+    )  # fmt: skip
+    k = int(np.argmax(y >= 0))
+    share = -y[k - 1] / (y[k] - y[k - 1]) if k else 0.0
+    return float(x0 + h * (k - 1 + share) / 400) if k else x0
+
+
+def _interval(levels: list[Level], first_bad: int) -> tuple[float, float]:
+    """2.5 % and 97.5 % points of redrawn crossings, both interpolants together."""
+    rng = np.random.default_rng(DRAW_SEED)
+    used = [x for x in levels[: first_bad + 1] if _usable(x)]
+    draws: dict[float, np.ndarray] = {}
+    for level in used:
+        finite = np.array([s for s in level.batch_scores if math.isfinite(s) and s > 0])
+        b = len(finite)
+        if b >= 2:
+            sd = max(float(np.log(finite).std(ddof=1)) / math.sqrt(b), MIN_SD)
+            draws[level.qps] = math.log(level.score) + sd * rng.standard_t(b - 1, DRAWS)
+        else:
+            draws[level.qps] = np.full(DRAWS, math.log(level.score))
+    found = []
+    for i in range(DRAWS):
+        logs = {q: float(v[i]) for q, v in draws.items()}
+        found.append(_interpolate(levels, first_bad, logs, cubic=bool(i % 2)))
+    low, high = np.quantile(found, [0.025, 0.975], method="inverted_cdf")
+    return float(low), float(high)
+
+
+def _share_crossing(good: Level, bad: Level, target: float) -> Crossing:
+    """Interpolation on the share of misses, when the score has no finite quantile (failures, rejections).
+
+    Linear in the share gives the lower bound, log-linear the upper one: a queue that
+    rejects misses nothing up to its capacity and 1 - C/lambda above it.
+    """
+    allowed = 1 - target
+    m0, m1 = 1 - good.attainment, 1 - bad.attainment
+    if m1 <= allowed:  # unstable, though its attainment still held
+        text = "the next rate is UNSTABLE although its attainment still held: the crossing lies between"
+        return Crossing("crossing", good.qps, good.qps, bad.qps, text, good.qps)
+    linear = good.qps + (bad.qps - good.qps) * min(max((allowed - m0) / (m1 - m0), 0.0), 1.0)
+    floor = max(m0, 0.5 / max(good.arrivals, 1))
+    log = good.qps + (bad.qps - good.qps) * min(
+        max(math.log(allowed / floor) / math.log(m1 / floor), 0.0) if m1 > floor else 1.0, 1.0
+    )
+    low, high = min(linear, log), max(linear, log)
+    method = "share of misses between the rates around it: linear (low) to log-linear (high)"
+    return Crossing("crossing", (low + high) / 2, low, high, method, good.qps)
+
+
+def flattening(levels: list[Level]) -> float | None:
+    """Mean completed rate of UNSTABLE stages: where throughput stops following the load; None without one."""
+    flat = [x.completed_qps for x in levels if not x.stable]
+    return float(np.mean(flat)) if flat else None
+
+
+def capacity(
+    levels: list[Level], target: float, *, lambda_max_qps: float | None = None, note: str = ""
+) -> Capacity:
+    """Everything said about capacity. `lambda_max_qps`: from the batching model, when it was fitted."""
+    found = crossing(levels, target)
+    base = found.low if found.low is not None else None
+    return Capacity(
+        knee_qps=found.value,
+        knee_low_qps=found.low,
+        knee_high_qps=found.high,
+        knee_kind=found.kind,
+        knee_method=found.method,
+        last_met_qps=found.last_met,
+        watermark_low_qps=None if base is None else WATERMARK[0] * base,
+        watermark_high_qps=None if base is None else WATERMARK[1] * base,
+        lambda_max_qps=lambda_max_qps,
+        flattening_qps=flattening(levels),
+        attainment_target=target,
+        sentence=_sentence(found, target) + (f" {note}" if note else ""),
+    )
+
+
+def _sentence(found: Crossing, target: float) -> str:
+    if found.kind == "none":
+        return "No stage is valid, so nothing is said about capacity."
+    if found.kind == "below":
+        return f"Fewer than {target:.2%} of all arrivals met the SLO at every rate; the knee lies below {found.high:g} requests/s."
+    if found.kind == "at_least":
+        return (
+            f"Every measured rate held the SLO; the knee lies above {found.low:g} requests/s. Keep production at "
+            f"{WATERMARK[0] * found.low:.1f} to {WATERMARK[1] * found.low:.1f} or measure higher rates."
+        )
+    return (
+        f"The SLO holds up to {found.value:.1f} requests/s (between {found.low:.1f} and {found.high:.1f}); keep "
+        f"production at {WATERMARK[0] * found.low:.1f} to {WATERMARK[1] * found.low:.1f}, 70-80 % of the lower bound."
+    )

@@ -1,0 +1,547 @@
+"""The arrays of one run folder, and everything that is wrong with its files.
+
+Input: a run folder. Output: `Ledger` (one numpy array per column), stage rows,
+gauge samples, `run.json`, and `LedgerProblem`s with ids LED-0xx.
+Does not: compute a statistic or judge; a bad file becomes a named problem, and
+only a ledger that cannot be read at all raises `LedgerError`.
+
+1. Rows keep the order of the file; `line` is the row's line number in it.
+2. Absent is NaN (floats) or -1 (codes), never 0.
+3. `requests.csv` is read in blocks cut at line ends (a ledger row never holds a
+   line break), so memory stays near that of the arrays.
+"""
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import pandas as pd
+
+from bench.records.request import FIELD_NAMES, STATUSES, LedgerProblem
+from bench.records.stage import RunInfo, StageRow
+
+BLOCK_BYTES = 24 << 20  # large enough to amortise the parser, small enough for 800 MB in all
+READ_THREADS = 2
+
+REQUIRED = ("stage", "status", "intended_s")
+INT_COLUMNS = ("stage", "arrival", "worker", "repeat")
+FLOAT_COLUMNS = (
+    "offered_qps", "intended_s", "sent_s", "first_token_s", "last_token_s", "done_s", "send_lag_s", "ttft_s",
+    "tpot_s", "e2e_s", "residence_s", "input_tokens", "prompt_tokens", "output_tokens", "connect_s",
+)  # fmt: skip
+CATEGORY_COLUMNS = ("phase", "request_class", "tenant", "status", "code", "error_kind", "connection", "clock", "flags")
+# Kept as float32: counts and diagnostics that need no nanoseconds.
+SMALL_FLOATS = ("offered_qps", "input_tokens", "prompt_tokens", "output_tokens", "connect_s")
+
+OK, REJECTED, ERROR, TIMEOUT, TRUNCATED, UNSENT = range(len(STATUSES))
+
+
+class LedgerError(Exception):
+    """A run folder that cannot be analysed; the text says what to do."""
+
+
+@dataclass
+class Ledger:
+    """The columns of `requests.csv`; every array has one entry per row."""
+
+    rows: int
+    columns: dict[str, np.ndarray]  # ints and floats by name
+    codes: dict[str, np.ndarray]  # category columns: index into `names[column]`, -1 = empty
+    names: dict[str, list[str]]
+    line: np.ndarray  # line number in the file, header = 0
+    path: Path | None = None
+    problems: list[LedgerProblem] = field(default_factory=list)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self.columns[name]
+
+    def is_value(self, column: str, value: str) -> np.ndarray:
+        """Rows whose category column equals `value`."""
+        names = self.names[column]
+        if value not in names:
+            return np.zeros(self.rows, dtype=bool)
+        return self.codes[column] == names.index(value)
+
+    def has_flag(self, flag: str) -> np.ndarray:
+        """Rows that carry `flag`."""
+        hits = [i for i, text in enumerate(self.names["flags"]) if flag in text.split(";")]
+        return np.isin(self.codes["flags"], hits) if hits else np.zeros(self.rows, dtype=bool)
+
+    def take(self, keep: np.ndarray) -> Ledger:
+        """The rows selected by a mask or an index array; problems stay."""
+        return Ledger(
+            rows=int(np.count_nonzero(keep)) if keep.dtype == bool else len(keep),
+            columns={k: v[keep] for k, v in self.columns.items()},
+            codes={k: v[keep] for k, v in self.codes.items()},
+            names=self.names,
+            line=self.line[keep],
+            path=self.path,
+            problems=self.problems,
+        )
+
+
+def requests_path(run_dir: Path) -> Path:
+    """The ledger of a run folder, plain or gzip. Raises LedgerError when there is none."""
+    for name in ("requests.csv", "requests.csv.gz"):
+        if (run_dir / name).is_file():
+            return run_dir / name
+    raise LedgerError(
+        f"{run_dir}: there is no requests.csv in this folder; a run folder holds run.json, requests.csv and "
+        "stages.csv. Give the folder that `bench run` printed"
+    )
+
+
+def _open(path: Path) -> BinaryIO:
+    return gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb")  # type: ignore[return-value]
+
+
+def _blocks(stream: BinaryIO) -> Iterator[tuple[bytes, bool]]:
+    """Byte blocks that end at a line end; the flag is true for a last line without one."""
+    rest = b""
+    while chunk := stream.read(BLOCK_BYTES):
+        cut = chunk.rfind(b"\n")
+        if cut < 0:
+            rest += chunk
+            continue
+        yield rest + chunk[: cut + 1], False
+        rest = chunk[cut + 1 :]
+    if rest.strip():
+        yield rest, True
+
+
+def read_ledger(path: Path) -> Ledger:
+    """The ledger at `path`. Raises LedgerError when it is empty, unreadable or of an unknown schema."""
+    try:
+        with _open(path) as stream:
+            return _read(stream, path)
+    except (OSError, EOFError, UnicodeDecodeError) as exc:
+        raise LedgerError(f"{path}: cannot be read: {exc}; check the file and its rights") from exc
+
+
+def _header(stream: BinaryIO, path: Path) -> list[str]:
+    first = stream.readline().decode("utf-8", "replace").lstrip("\ufeff")
+    header = next(csv.reader([first]), [])
+    if not header:
+        raise LedgerError(f"{path}: the file is empty (LED-020); the run recorded nothing, look at log.txt")
+    missing = [name for name in REQUIRED if name not in header]
+    if missing:
+        raise LedgerError(
+            f"{path}: the columns {', '.join(missing)} are missing (LED-001); this file was not written by this "
+            f"tool or by an incompatible version. Needed are {', '.join(REQUIRED)}, see docs/ledger.md"
+        )
+    return header
+
+
+def _read(stream: BinaryIO, path: Path) -> Ledger:
+    header = _header(stream, path)
+    problems: list[LedgerProblem] = []
+    absent = [c for c in FIELD_NAMES if c not in header]
+    if absent:
+        text = f"requests.csv has no column {', '.join(absent)}; what depends on them is left out or derived"
+        problems.append(LedgerProblem("LED-002", text, 0, absent[:5]))
+    parts: list[_Part] = []
+    lines = 1
+    with ThreadPoolExecutor(READ_THREADS) as pool:
+        waiting: list[Any] = []
+        for block, cut_short in _blocks(stream):
+            if cut_short:
+                text = "the last line of requests.csv has no end: the writer was stopped; the line is left out"
+                problems.append(LedgerProblem("LED-003", text, 1, [block[:60].decode("utf-8", "replace")]))
+                break
+            waiting.append(pool.submit(_parse, block, header, lines))
+            lines += block.count(b"\n")
+            if len(waiting) > READ_THREADS:  # bound what is held in memory
+                parts.append(waiting.pop(0).result())
+        parts.extend(w.result() for w in waiting)
+    if not parts or not sum(p.rows for p in parts):
+        raise LedgerError(f"{path}: there is a header and no row (LED-020); the run recorded nothing, look at log.txt")
+    return _join(parts, path, problems)
+
+
+@dataclass
+class _Part:
+    """One parsed block."""
+
+    rows: int
+    columns: dict[str, np.ndarray]
+    codes: dict[str, np.ndarray]
+    names: dict[str, list[str]]
+    line: np.ndarray
+    malformed: int
+    unreadable: dict[str, int]
+
+
+def _parse(block: bytes, header: list[str], first_line: int) -> _Part:
+    """One block as arrays; the fast way first, then cell by cell when something is not a number."""
+    numeric = [c for c in (*INT_COLUMNS, *FLOAT_COLUMNS) if c in header]
+    text = [c for c in CATEGORY_COLUMNS if c in header]
+    lines = block.count(b"\n")
+    options: dict[str, Any] = dict(
+        header=None, names=header, usecols=[*numeric, *text], engine="c", na_values=[""], keep_default_na=False,
+        skip_blank_lines=False, low_memory=False, index_col=False,
+    )  # fmt: skip
+    types: dict[str, Any] = {c: np.float64 for c in numeric} | {c: "category" for c in text}
+    unreadable: dict[str, int] = {}
+    line = np.arange(first_line, first_line + lines, dtype=np.int64)
+    malformed = 0
+    try:
+        frame = pd.read_csv(io.BytesIO(block), dtype=types, **options)
+        if len(frame) != lines:
+            raise ValueError("a quoted cell holds a line break")
+    except (ValueError, UnicodeDecodeError):  # includes pandas' ParserError
+        frame, line, malformed, unreadable = _parse_slowly(block, header, numeric, text, first_line)
+    columns = {c: frame[c].to_numpy(dtype=np.float32 if c in SMALL_FLOATS else np.float64) for c in numeric}
+    codes, names = {}, {}
+    for column in text:
+        cat = frame[column].cat
+        codes[column] = cat.codes.to_numpy().astype(np.int32)
+        names[column] = [str(v) for v in cat.categories]
+    return _Part(len(frame), columns, codes, names, line, malformed, unreadable)
+
+
+def _parse_slowly(
+    block: bytes, header: list[str], numeric: list[str], text: list[str], first_line: int
+) -> tuple[pd.DataFrame, np.ndarray, int, dict[str, int]]:
+    """The same for a damaged block: lines of the wrong width are left out, cells that are no number are NaN."""
+    rows, lines = [], []
+    malformed = 0
+    for number, raw in enumerate(block.decode("utf-8", "replace").split("\n")[:-1], first_line):
+        try:
+            cells = next(csv.reader([raw.rstrip("\r")]), [])
+        except csv.Error:
+            cells = []
+        if len(cells) != len(header):
+            malformed += 1
+            continue
+        rows.append(cells)
+        lines.append(number)
+    frame = pd.DataFrame(rows, columns=header, dtype=object)
+    unreadable = {}
+    for column in numeric:
+        cells = frame[column].astype(str).str.strip()
+        values = pd.to_numeric(cells, errors="coerce")
+        bad = int((values.isna() & (cells != "")).sum())
+        if bad:
+            unreadable[column] = bad
+        frame[column] = values.astype(np.float64)
+    for column in text:
+        frame[column] = frame[column].replace("", None).astype("category")
+    return frame, np.asarray(lines, dtype=np.int64), malformed, unreadable
+
+
+def _join(parts: list[_Part], path: Path, problems: list[LedgerProblem]) -> Ledger:
+    rows = sum(p.rows for p in parts)
+    malformed = sum(p.malformed for p in parts)
+    if malformed:
+        text = f"{malformed} lines of requests.csv do not have as many cells as the header; they are left out"
+        problems.append(LedgerProblem("LED-004", text, malformed))
+    unreadable: dict[str, int] = {}
+    for part in parts:
+        for column, count in part.unreadable.items():
+            unreadable[column] = unreadable.get(column, 0) + count
+    for column, count in unreadable.items():
+        text = f"{count} cells of column {column} are not numbers; they count as absent"
+        problems.append(LedgerProblem("LED-005", text, count))
+    columns: dict[str, np.ndarray] = {}
+    for column in (*INT_COLUMNS, *FLOAT_COLUMNS):
+        kind = np.float32 if column in SMALL_FLOATS else np.float64
+        if column in parts[0].columns:
+            columns[column] = np.concatenate([p.columns.pop(column) for p in parts])
+        else:
+            columns[column] = np.full(rows, 0.0 if column in ("worker", "repeat") else np.nan, dtype=kind)
+        values = columns[column]
+        with np.errstate(invalid="ignore"):
+            values[np.isinf(values)] = np.nan
+        if column in INT_COLUMNS:
+            columns[column] = np.where(np.isnan(values), -1, values).astype(np.int64 if column == "arrival" else np.int32)
+    codes, names = {}, {}
+    for column in CATEGORY_COLUMNS:
+        codes[column], names[column] = _merge_categories(parts, column, rows)
+    line = np.concatenate([p.line for p in parts])
+    return Ledger(rows, columns, codes, names, line, path, problems)
+
+
+def _merge_categories(parts: list[_Part], column: str, rows: int) -> tuple[np.ndarray, list[str]]:
+    if column not in parts[0].codes:
+        return np.full(rows, -1, dtype=np.int16), []
+    merged: dict[str, int] = {}
+    out = []
+    for part in parts:
+        lookup = np.array([merged.setdefault(v, len(merged)) for v in part.names[column]] + [-1], dtype=np.int32)
+        out.append(lookup[part.codes.pop(column)])
+    joined = np.concatenate(out)
+    return (joined.astype(np.int16) if len(merged) < 32000 else joined), list(merged)
+
+
+def read_lines(path: Path, wanted: list[int]) -> dict[int, dict[str, str]]:
+    """Full rows (all columns, as text) of the given line numbers; used for a few samples only."""
+    found: dict[int, dict[str, str]] = {}
+    todo = sorted(set(wanted))
+    if not todo:
+        return found
+    with _open(path) as stream:
+        header = _header(stream, path)
+        at = 1
+        for block, cut_short in _blocks(stream):
+            count = block.count(b"\n")
+            mine = [n for n in todo if at <= n < at + count]
+            if mine and not cut_short:
+                ends = np.flatnonzero(np.frombuffer(block, dtype=np.uint8) == 10)
+                for number in mine:
+                    k = number - at
+                    start = int(ends[k - 1]) + 1 if k else 0
+                    cells = next(csv.reader([block[start : int(ends[k])].decode("utf-8", "replace").rstrip("\r")]), [])
+                    found[number] = dict(zip(header, cells, strict=False))
+            at += count
+            if todo[-1] < at:
+                break
+    return found
+
+
+# ---------------------------------------------------------------- the other files
+
+
+def read_run_info(run_dir: Path) -> tuple[RunInfo | None, dict[str, Any], list[LedgerProblem]]:
+    """`run.json` as a record and as it is. A missing or damaged file is LED-019, not an exception."""
+    path = run_dir / "run.json"
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(raw, dict):
+            raise ValueError("not a JSON object")
+    except (OSError, ValueError) as exc:
+        text = f"run.json cannot be read ({type(exc).__name__}); the SLO comes from the command line or the defaults"
+        return None, {}, [LedgerProblem("LED-019", text)]
+    version = raw.get("schema_version")
+    if version != 1:
+        raise LedgerError(
+            f"{path}: schema_version is {version!r}, this version reads 1; "
+            "analyse the folder with the tool version that wrote it, or run again"
+        )
+    defaults: dict[str, Any] = {
+        "run_id": run_dir.name, "started_utc": "", "finished_utc": None, "tool_version": "", "versions": {},
+        "host": {}, "seed": 0, "schedule_hash": "", "command": [], "config": {}, "config_origin": {},
+        "loop": "open", "shape": "sweep", "workers": 1,
+    }  # fmt: skip
+    known = {f.name for f in fields(RunInfo)}
+    return RunInfo(**(defaults | {k: v for k, v in raw.items() if k in known})), raw, []
+
+
+_STAGE_TYPES: dict[str, Any] = {
+    "stage": int, "repeat": int, "seed": int, "planned": int, "workers": int, "rows": int, "offered_qps": float,
+    "start_s": float, "window_start_s": float, "window_end_s": float, "end_s": float, "drained_s": float,
+}  # fmt: skip
+
+
+def read_stages(run_dir: Path) -> tuple[list[StageRow], list[LedgerProblem]]:
+    """The rows of `stages.csv`; an unusable file is LED-014 and gives an empty list."""
+    path = run_dir / "stages.csv"
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as stream:
+            rows = [_stage_row(cells) for cells in csv.DictReader(stream)]
+    except (OSError, ValueError, KeyError, TypeError, csv.Error) as exc:
+        detail = "is missing" if isinstance(exc, FileNotFoundError) else f"cannot be used ({exc})"
+        return [], [LedgerProblem("LED-014", f"stages.csv {detail}; stages and windows are taken from the rows")]
+    return rows, []
+
+
+def _stage_row(cells: dict[str, str]) -> StageRow:
+    values: dict[str, Any] = {}
+    for f in fields(StageRow):
+        text = cells.get(f.name)
+        if f.name in _STAGE_TYPES:
+            if text in (None, ""):
+                if f.name != "drained_s":
+                    raise ValueError(f"column {f.name} is missing or empty")
+                values[f.name] = None
+            else:
+                values[f.name] = int(float(text)) if _STAGE_TYPES[f.name] is int and f.name != "seed" else _STAGE_TYPES[f.name](text)
+        else:
+            values[f.name] = text or ""
+    return StageRow(**values)
+
+
+@dataclass
+class Gauge:
+    """Samples of `inflight.csv`; arrays of equal length, sorted by time within a worker."""
+
+    t_s: np.ndarray
+    worker: np.ndarray
+    in_flight: np.ndarray
+    loop_lag_s: np.ndarray
+    cpu_ratio: np.ndarray
+    rss_bytes: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.t_s)
+
+
+def read_gauge(run_dir: Path) -> tuple[Gauge | None, list[LedgerProblem]]:
+    """The samples of `inflight.csv`; an unusable file is LED-015 and gives None."""
+    frame, problem = _read_small(run_dir / "inflight.csv", ("t_s", "in_flight"))
+    if frame is None:
+        text = f"inflight.csv {problem}; Little's law has no independent count of requests in flight"
+        return None, [LedgerProblem("LED-015", text)]
+    for name, default in (("worker", 0.0), ("loop_lag_s", np.nan), ("cpu_ratio", np.nan), ("rss_bytes", np.nan)):
+        if name not in frame:
+            frame[name] = default
+    frame = frame[np.isfinite(frame["t_s"]) & np.isfinite(frame["in_flight"])].sort_values(["worker", "t_s"])
+    arrays = {f.name: frame[f.name].to_numpy(dtype=np.float64) for f in fields(Gauge)}
+    return Gauge(**arrays), []
+
+
+@dataclass
+class ServerGauge:
+    """Samples of `server_metrics.csv`: requests inside the service; NaN = not scraped."""
+
+    t_s: np.ndarray
+    running: np.ndarray
+    waiting: np.ndarray
+    kv_usage: np.ndarray
+    preemptions_total: np.ndarray
+
+
+def read_server_gauge(run_dir: Path) -> ServerGauge | None:
+    """The samples of `server_metrics.csv`, or None when the service was not scraped."""
+    frame, _ = _read_small(run_dir / "server_metrics.csv", ("t_s", "running", "waiting"))
+    if frame is None or frame.empty:
+        return None
+    for name in ("kv_usage", "preemptions_total"):
+        if name not in frame:
+            frame[name] = np.nan
+    frame = frame[np.isfinite(frame["t_s"])].sort_values("t_s")
+    return ServerGauge(**{f.name: frame[f.name].to_numpy(dtype=np.float64) for f in fields(ServerGauge)})
+
+
+def _read_small(path: Path, needed: tuple[str, ...]) -> tuple[pd.DataFrame | None, str]:
+    if not path.is_file():
+        return None, "is missing"
+    try:
+        frame = pd.read_csv(path, engine="c", on_bad_lines="skip", encoding="utf-8-sig")
+    except (OSError, ValueError) as exc:
+        return None, f"cannot be read ({type(exc).__name__})"
+    missing = [c for c in needed if c not in frame.columns]
+    if missing:
+        return None, f"has no column {', '.join(missing)}"
+    for column in frame.columns:
+        if frame[column].dtype.kind not in "fiu":
+            frame[column] = pd.to_numeric(frame[column], errors="coerce")
+    return frame, ""
+
+
+# ---------------------------------------------------------------- checks of the rows
+
+CLOCK_SLACK_S = 1e-6  # times are written with nine decimals
+
+
+@dataclass
+class Checked:
+    """The ledger after its checks: essentials present, doubled rows taken once."""
+
+    ledger: Ledger
+    status: np.ndarray  # index into STATUSES; unknown words are ERROR
+    impossible: np.ndarray  # rows whose time stamps contradict each other
+    doubled: np.ndarray  # (k, 2) stage, arrival of rows that were there twice or more
+    problems: list[LedgerProblem]
+
+
+def check_rows(ledger: Ledger) -> Checked:
+    """Named problems of the rows, and the rows that can be used."""
+    problems = list(ledger.problems)
+    bad = np.isnan(ledger["intended_s"]) | (ledger["stage"] < 0)
+    if bad.any():
+        text = f"{int(bad.sum())} rows have no stage or no intended_s; they cannot be placed and are left out"
+        problems.append(_problem("LED-007", text, ledger, bad))
+        ledger = ledger.take(~bad)
+    ledger, doubled = _drop_doubled(ledger, problems)
+    status = _statuses(ledger, problems)
+    impossible = _impossible(ledger, status, problems)
+    _check_latencies(ledger, status, problems)
+    return Checked(ledger, status, impossible, doubled, problems)
+
+
+def _problem(problem_id: str, text: str, ledger: Ledger, mask: np.ndarray) -> LedgerProblem:
+    lines = ledger.line[mask][:5]
+    return LedgerProblem(problem_id, text, int(mask.sum()), [f"line {int(n) + 1}" for n in lines])
+
+
+def _drop_doubled(ledger: Ledger, problems: list[LedgerProblem]) -> tuple[Ledger, np.ndarray]:
+    arrival = ledger["arrival"]
+    known = arrival >= 0
+    key = (ledger["stage"].astype(np.int64) << 48) + (np.maximum(ledger["repeat"], 0).astype(np.int64) << 36) + arrival
+    if not known.all():
+        key = np.where(known, key, -1 - np.arange(ledger.rows))  # rows without a number are never doubles
+    order = np.argsort(key, kind="stable")
+    again = np.zeros(ledger.rows, dtype=bool)
+    again[order[1:]] = key[order[1:]] == key[order[:-1]]
+    if not again.any():
+        return ledger, np.zeros((0, 2), dtype=np.int64)
+    text = f"{int(again.sum())} rows repeat an arrival that already has a row; the first row is used"
+    problems.append(_problem("LED-008", text, ledger, again))
+    pairs = np.stack([ledger["stage"][again], arrival[again]], axis=1)
+    return ledger.take(~again), pairs
+
+
+def _statuses(ledger: Ledger, problems: list[LedgerProblem]) -> np.ndarray:
+    names = ledger.names["status"]
+    lookup = np.array([STATUSES.index(n) if n in STATUSES else -1 for n in names] + [-1], dtype=np.int8)
+    status = lookup[ledger.codes["status"]]
+    unknown = status < 0
+    if unknown.any():
+        words = sorted({names[i] if i >= 0 else "(empty)" for i in np.unique(ledger.codes["status"][unknown])})
+        text = f"{int(unknown.sum())} rows have an unknown status ({', '.join(words)[:80]}); they count as misses"
+        problems.append(_problem("LED-006", text, ledger, unknown))
+        status[unknown] = ERROR
+    return status
+
+
+def _impossible(ledger: Ledger, status: np.ndarray, problems: list[LedgerProblem]) -> np.ndarray:
+    """Rows with sent < intended, first < sent, last < first or done < last: a clock that stepped."""
+    with np.errstate(invalid="ignore"):
+        slack = CLOCK_SLACK_S
+        c = ledger.columns
+        # A sender may be up to a millisecond early: timers of the event loop have that grain.
+        bad = c["sent_s"] < c["intended_s"] - 2e-3
+        bad |= c["first_token_s"] < c["sent_s"] - slack
+        bad |= c["last_token_s"] < c["first_token_s"] - slack
+        bad |= c["done_s"] < c["last_token_s"] - slack
+        bad |= c["done_s"] < c["sent_s"] - slack
+        for name in ("ttft_s", "tpot_s", "e2e_s", "residence_s"):
+            bad |= c[name] < -slack if name != "ttft_s" else c[name] < -2e-3
+    if bad.any():
+        text = f"{int(bad.sum())} rows have times that run backwards (a clock stepped?); they count as misses"
+        problems.append(_problem("LED-010", text, ledger, bad))
+    incomplete = (status == OK) & (np.isnan(c["first_token_s"]) | np.isnan(c["done_s"]) | np.isnan(c["sent_s"]))
+    if incomplete.any():
+        text = f"{int(incomplete.sum())} rows are ok but lack sent_s, first_token_s or done_s; they count as misses"
+        problems.append(_problem("LED-012", text, ledger, incomplete))
+    return bad
+
+
+def _check_latencies(ledger: Ledger, status: np.ndarray, problems: list[LedgerProblem]) -> None:
+    """Latency columns against the stamps they come from; a column that is not in the file is derived."""
+    c = ledger.columns
+    pairs = (
+        ("send_lag_s", "sent_s", "intended_s"), ("ttft_s", "first_token_s", "intended_s"),
+        ("residence_s", "done_s", "sent_s"), ("e2e_s", "last_token_s", "intended_s"),
+    )  # fmt: skip
+    off = np.zeros(ledger.rows, dtype=bool)
+    for name, end, start in pairs:
+        derived = c[end] - c[start]
+        if name == "e2e_s":
+            derived[status != OK] = np.nan
+        with np.errstate(invalid="ignore"):
+            off |= np.abs(derived - c[name]) > CLOCK_SLACK_S
+        gone = np.isnan(c[name]) & ~np.isnan(derived)
+        if gone.any():
+            c[name] = np.where(gone, derived, c[name])
+    if off.any():
+        text = f"{int(off.sum())} rows have a latency that is not the difference of its time stamps"
+        problems.append(_problem("LED-011", text, ledger, off))

@@ -1,0 +1,352 @@
+"""Everything said about one stage, put together from the pure pieces.
+
+Input: the checked ledger, one stage row, gauge and server samples, the SLO.
+Output: `StageResult` = the public `StageAnalysis` plus what the knee needs.
+Does not: look at other stages, or read files.
+
+1. Statistics are over arrivals planned in the window, followed to their end.
+2. `completed_qps` counts ok answers that ended inside the window, whoever planned
+   them: in overload it is the capacity, where the arrivals' own share is not.
+3. Anything not ok is `inf` in ttft, tpot and e2e; a one-token answer has no TPOT.
+"""
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from analysis import attainment as att
+from analysis.intervals import mser5, quantile_interval, split, variance_inflation
+from analysis.knee import score_quantile
+from analysis.little import in_flight_at, little
+from analysis.load import OK, TIMEOUT, UNSENT, Checked, Gauge, ServerGauge
+from analysis.percentiles import ecdf_points, summarise
+from analysis.stationarity import Stationarity, stationarity
+from analysis.stimulus import client_health, stimulus
+from bench.records.analysis import Percentiles, Reason, StageAnalysis
+from bench.records.request import FLAGS, STATUSES
+from bench.records.stage import StageRow
+
+SCORE_BATCHES = 5
+BURST_LIMIT = 0.05
+SHORT_LIMIT = 0.01
+CUT_OFF_CODES = ("CL-DRAIN", "CL-CANCEL", "CL-STOP")  # our waiting ended, not the answer
+LATENCIES = ("ttft_s", "tpot_s", "e2e_s", "residence_s", "send_lag_s")
+
+
+@dataclass(frozen=True)
+class Context:
+    """What all stages share."""
+
+    slo: att.Slo
+    class_deadlines: dict[str, tuple[float, float]]  # class -> (ttft_s, tpot_s)
+    gauge: Gauge | None
+    server: ServerGauge | None
+    batch: float | None  # sequences the service runs at once, all replicas; None = unknown
+    burstiness: float
+    varying: bool  # the shape changes its rate within a stage
+    loop: str
+
+
+@dataclass
+class StageResult:
+    """The public analysis of a stage and the parts used across stages."""
+
+    public: StageAnalysis
+    score: float
+    batch_scores: tuple[float, ...]
+    hit_count: int
+    dependence: float
+    steady: Stationarity
+    rows: np.ndarray  # indices of the window's rows in the ledger
+    e2e_hits: int
+
+
+def analyse_stage(checked: Checked, row: StageRow, context: Context) -> StageResult:
+    """The analysis of the stage that `row` describes."""
+    ledger = checked.ledger
+    mine = np.flatnonzero((ledger["stage"] == row.stage) & (ledger["repeat"] == row.repeat))
+    t0, t1 = row.window_start_s, row.window_end_s
+    intended = ledger["intended_s"][mine]
+    order = np.argsort(intended, kind="stable")
+    mine, intended = mine[order], intended[order]
+    window = mine[(intended >= t0) & (intended < t1)]
+    values = {name: ledger[name][window].astype(np.float64) for name in LATENCIES}
+    status = checked.status[window]
+    sound = ~checked.impossible[window]
+    has_times = np.isfinite(values["ttft_s"]) & np.isfinite(values["residence_s"])
+    ok = (status == OK) & sound & has_times
+    found, deadlines = _hits(checked, window, values, ok, context)
+    near = _near(ledger.columns, checked.impossible, t0, t1)
+    flow = stationarity(*near[:2], t0, t1, batch=context.batch)
+    law = little(sent_s=near[0], done_s=near[1], worker=near[2], t0=t0, t1=t1, gauge=context.gauge, server=context.server)
+    if law.lambda_w and law.in_flight_mean_integral is not None:
+        flow = stationarity(*near[:2], t0, t1, batch=context.batch,
+                            little_residual=law.in_flight_mean_integral / law.lambda_w - 1)  # fmt: skip
+    public = _public(checked, row, context, mine, window, values, status, ok, found, flow, law)
+    score = np.where(ok, np.fmax(values["ttft_s"] / deadlines[0], values["tpot_s"] / deadlines[1]), np.inf)
+    parts = split(score, SCORE_BATCHES) if len(score) >= SCORE_BATCHES * 10 else []
+    target = context.slo.attainment_target
+    return StageResult(
+        public=public,
+        score=score_quantile(score, target) if len(score) else math.nan,
+        batch_scores=tuple(score_quantile(p, target) for p in parts),
+        hit_count=int(np.count_nonzero(found.joint)),
+        dependence=variance_inflation(found.joint),
+        steady=flow,
+        rows=window,
+        e2e_hits=int(np.count_nonzero(found.e2e)),
+    )
+
+
+def _near(c: dict[str, np.ndarray], impossible: np.ndarray, t0: float, t1: float) -> tuple[np.ndarray, ...]:
+    """Sent, done and worker of every request that was in flight around the window."""
+    sent, done = c["sent_s"], c["done_s"]
+    with np.errstate(invalid="ignore"):
+        keep = (sent < t1 + 1) & (done > t0 - 1) & ~impossible
+    return sent[keep], done[keep], c["worker"][keep]
+
+
+def _hits(
+    checked: Checked, window: np.ndarray, values: dict[str, np.ndarray], ok: np.ndarray, context: Context
+) -> tuple[att.Hits, tuple[np.ndarray, np.ndarray]]:
+    ledger, slo = checked.ledger, context.slo
+    ttft_deadline = np.full(len(window), slo.ttft_deadline_s)
+    tpot_deadline = np.full(len(window), slo.tpot_deadline_s)
+    for name, (ttft, tpot) in context.class_deadlines.items():
+        if name in ledger.names["request_class"]:
+            rows = ledger.codes["request_class"][window] == ledger.names["request_class"].index(name)
+            ttft_deadline[rows], tpot_deadline[rows] = ttft, tpot
+    status = checked.status[window]
+    code_names = ledger.names["code"]
+    cut = [i for i, name in enumerate(code_names) if name in CUT_OFF_CODES]
+    cut_off = np.isin(ledger.codes["code"][window], cut) & (status != UNSENT) & (status != OK)
+    age = ledger["done_s"][window] - ledger["intended_s"][window]
+    found = att.hits(
+        ok=ok, ttft_s=values["ttft_s"], tpot_s=values["tpot_s"], e2e_s=values["e2e_s"],
+        ttft_deadline_s=ttft_deadline, tpot_deadline_s=tpot_deadline, e2e_target_s=slo.e2e_target_s,
+        unsent=status == UNSENT, cut_off=cut_off, age_s=age,
+    )  # fmt: skip
+    return found, (ttft_deadline, tpot_deadline)
+
+
+def _latency(values: dict[str, np.ndarray], ok: np.ndarray) -> tuple[dict[str, Percentiles], dict[str, Percentiles]]:
+    """Percentiles over all arrivals, and over the answered ones only."""
+    everyone, survivors = {}, {}
+    for name in LATENCIES:
+        x = values[name]
+        if name in ("ttft_s", "e2e_s"):
+            x = np.where(ok, x, np.inf)
+        elif name == "tpot_s":
+            x = np.where(ok, x, np.inf)  # NaN stays for one-token answers
+        everyone[name] = _with_interval(x)
+        survivors[name] = summarise(values[name][ok])
+    return everyone, survivors
+
+
+def _with_interval(x: np.ndarray) -> Percentiles:
+    x = x[~np.isnan(x)]
+    interval = quantile_interval(x)
+    p = summarise(x, effective_n=None if interval is None else interval.effective_n)
+    if interval is not None and p.p95 is not None:
+        p.p95_low, p.p95_high = interval.low, interval.high
+        p.interval_method, p.interval_reliable = interval.method, interval.reliable
+    return p
+
+
+def _public(
+    checked: Checked, row: StageRow, context: Context, mine: np.ndarray, window: np.ndarray,
+    values: dict[str, np.ndarray], status: np.ndarray, ok: np.ndarray, found: att.Hits, flow: Stationarity, law,
+) -> StageAnalysis:  # fmt: skip
+    ledger, slo = checked.ledger, context.slo
+    t0, t1 = row.window_start_s, row.window_end_s
+    window_s = max(t1 - t0, 0.0)
+    n = len(window)
+    everyone, survivors = _latency(values, ok)
+    done = ledger["done_s"][mine]
+    with np.errstate(invalid="ignore"):
+        ended = mine[(checked.status[mine] == OK) & (done >= t0) & (done < t1)]
+        sent = ledger["sent_s"][mine]
+        sent_in_window = int(np.count_nonzero((sent >= t0) & (sent < t1)))
+    tokens = ledger["output_tokens"][ended]
+    joint = att.share_interval(found.joint)
+    kernel = ledger.is_value("clock", "kernel")[window]
+    answered = int(np.count_nonzero(ok))
+    health = client_health(context.gauge, t0, t1, float(kernel[ok].mean()) if answered else None)
+    varying = context.varying or _rate_varies(ledger["offered_qps"][mine])
+    stimulated, reasons = stimulus(
+        intended_s=ledger["intended_s"][window], sent_s=ledger["sent_s"][window], t0=t0, t1=t1, process=row.process,
+        offered_qps=row.offered_qps, burstiness=context.burstiness, varying_rate=varying, health=health,
+        ttft_deadline_s=slo.ttft_deadline_s, stage=row.stage, sent_in_window=sent_in_window,
+    )  # fmt: skip
+    public = StageAnalysis(
+        stage=row.stage, repeat=row.repeat, name=row.name, offered_qps=row.offered_qps, process=row.process,
+        window_s=window_s, planned=n,
+        counts={name: int(np.count_nonzero(status == i)) for i, name in enumerate(STATUSES)},
+        arrival_qps=n / window_s if window_s else 0.0,
+        completed_qps=len(ended) / window_s if window_s else 0.0,
+        goodput_qps=int(np.count_nonzero(found.joint)) / window_s if window_s else 0.0,
+        output_tps=float(np.nansum(tokens)) / window_s if window_s else 0.0,
+        latency=everyone, survivors=survivors,
+        attainment_ttft=att.share_interval(found.ttft), attainment_tpot=att.share_interval(found.tpot),
+        attainment_joint=joint, attainment_e2e=att.share_interval(found.e2e),
+        attainment_low=joint.value or 0.0,
+        attainment_high=(int(np.count_nonzero(found.joint | found.unknown)) / n) if n else 1.0,
+        attainment_survivors=float(found.joint[ok].mean()) if answered else None,
+        binding_clause=att.binding_clause(found, ok), verdict="EMPTY", stationarity=flow.verdict,
+        in_flight_growth_qps=flow.growth_qps if flow.verdict in ("UNSTABLE", "SUSPECT") else None,
+        little=law, stimulus=stimulated, reasons=reasons,
+        flags=_flags(checked, window, answered), marks=[m for m in row.marks.split(";") if m],
+        ecdf_ttft=ecdf_points(np.where(ok, values["ttft_s"], np.inf)),
+        ecdf_tpot=ecdf_points(np.where(ok, values["tpot_s"], np.inf)),
+        drain_s=None if row.drained_s is None else max(row.drained_s - row.end_s, 0.0),
+        start_s=row.start_s, window_start_s=t0, window_end_s=t1,
+    )  # fmt: skip
+    if varying and "ramp" not in public.marks:
+        public.marks.append("ramp")
+    _warm_up(public, checked, row, context)
+    _finish(public, checked, window, flow, context, varying)
+    return public
+
+
+def _rate_varies(offered: np.ndarray) -> bool:
+    known = offered[np.isfinite(offered)]
+    return len(known) > 1 and float(known.max() - known.min()) > 1e-3 * float(known.max())
+
+
+def _flags(checked: Checked, window: np.ndarray, answered: int) -> dict[str, float]:
+    """Share of answers that carry each flag; flags nobody carries are left out."""
+    if not answered:
+        return {}
+    shares = {}
+    for flag in FLAGS:
+        count = int(np.count_nonzero(checked.ledger.has_flag(flag)[window] & (checked.status[window] == OK)))
+        if count:
+            shares[flag] = count / answered
+    return shares
+
+
+def _warm_up(public: StageAnalysis, checked: Checked, row: StageRow, context: Context) -> None:
+    """Suggested warm-up = max(10 median residences, MSER-5 on in-flight), seconds; None when MSER never settles."""
+    c = checked.ledger.columns
+    sent, done, _ = _near(c, checked.impossible, row.start_s, row.window_end_s)
+    span = row.window_end_s - row.start_s
+    if not len(sent) or span < 4:
+        return
+    step = max(0.2, span / 400)
+    t = np.arange(row.start_s, row.window_end_s, step)
+    cut = mser5(in_flight_at(t, sent, done).astype(float))
+    if cut is None:
+        if public.stationarity == "STABLE":
+            text = "the number in flight never settles by MSER-5; the stage is too short or not stationary"
+            public.reasons.append(Reason("WARN-WARMUP", "warn", text, "use longer stages", row.stage))
+        return
+    median = public.latency["residence_s"].p50
+    public.warmup_suggested_s = max(cut * step, 10 * median if median is not None and math.isfinite(median) else 0.0)
+    used = row.window_start_s - row.start_s
+    if cut * step > used + 0.1 * span and public.stationarity == "STABLE":
+        text = f"in-flight settles {cut * step:.1f} s after the stage's start; the warm-up was {used:.1f} s"
+        step_text = f"set sweep.warmup_sec to at least {cut * step:.0f}"
+        public.reasons.append(Reason("WARN-WARMUP", "warn", text, step_text, row.stage, cut * step, used))
+
+
+def _finish(
+    s: StageAnalysis, checked: Checked, window: np.ndarray, flow: Stationarity, context: Context, varying: bool
+) -> None:
+    """Reasons that need the whole stage, and the stage's verdict."""
+    stage = s.stage
+    s.reasons.extend(_recording_reasons(s, checked, window))
+    if s.little.identity_residual is not None and s.little.ok is False:
+        s.reasons.append(Reason("INV-LITTLE", "invalid", s.little.note, "look for requests without a row, and for "
+                                "clock jumps, in log.txt", stage, s.little.gap_ratio_gauge, 0.02))  # fmt: skip
+    elif s.little.in_flight_mean_gauge is not None and s.little.ok is None and s.planned:
+        s.reasons.append(Reason("WARN-GAUGE", "warn", s.little.note, "see loop lag; the client may have been blocked", stage))
+    if flow.verdict == "UNSTABLE" and not varying:
+        s.reasons.append(_unstable_reason(s, flow))
+    elif flow.verdict == "SUSPECT" and not varying:
+        text = f"the number in flight shows a trend (p = {min(flow.trend_p or 1, flow.slope_p or 1):.1e})"
+        s.reasons.append(Reason("WARN-SUSPECT", "warn", text, "repeat the stage, longer, before trusting it", stage))
+    elif flow.verdict == "TOO_SHORT" and s.planned:
+        need = f"at least {flow.needed_s:.0f} s" if flow.needed_s else "arrivals"
+        text = f"the window of {s.window_s:.0f} s is too short to tell growth from a start; it needs {need}"
+        s.reasons.append(Reason("WARN-SHORT", "warn", text, "raise sweep.stage_duration_sec", stage, s.window_s, flow.needed_s))
+    _sample_reasons(s, context)
+    invalid = any(r.severity == "invalid" for r in s.reasons)
+    if s.planned == 0 or "not_run" in s.marks:
+        s.verdict = "EMPTY"
+    elif invalid:
+        s.verdict = "INVALID"
+    elif flow.verdict == "UNSTABLE" and not varying:
+        s.verdict = "NOT_MET"
+    else:
+        s.verdict = att.decide(s.attainment_joint, context.slo.attainment_target)
+
+
+def _unstable_reason(s: StageAnalysis, flow: Stationarity) -> Reason:
+    left = f"{flow.flow_imbalance:.1%} of the arrivals were left behind" if flow.flow_imbalance else "in-flight grows"
+    per_minute = ""
+    if s.completed_qps > 0 and s.arrival_qps > s.completed_qps:
+        # p95 of an overloaded stage = (lambda/X - 1) * .95 * duration: a function of its length.
+        per_minute = f"; latency grows by {60 * (s.arrival_qps / s.completed_qps - 1):.1f} s per minute"
+    text = f"UNSTABLE: {left}, {s.completed_qps:.2f} of {s.arrival_qps:.2f} requests/s were finished{per_minute}"
+    return Reason("UNSTABLE", "info", text, "overload is a finding: read the growth, not the percentiles of this stage",
+                  s.stage, flow.flow_imbalance, 0.03)  # fmt: skip
+
+
+def _recording_reasons(s: StageAnalysis, checked: Checked, window: np.ndarray) -> list[Reason]:
+    ledger, stage = checked.ledger, s.stage
+    out = []
+    cap = int(np.count_nonzero((ledger.is_value("code", "CL-CAP") | ledger.is_value("code", "CL-FD"))[window]))
+    if cap:
+        out.append(Reason("INV-CAP", "invalid", f"{cap} arrivals were not sent because the client ran out of streams or "
+                          "descriptors: the load was no longer open", "use more workers, or raise client.max_in_flight "
+                          "and `ulimit -n`", stage, cap, 0))  # fmt: skip
+    for mark in ("worker_lost", "worker_joined"):
+        if mark in s.marks:
+            out.append(Reason("INV-WORKER", "invalid", f"a worker {mark.removeprefix('worker_')} during this stage",
+                              "run the stage again with a fixed set of workers", stage))  # fmt: skip
+    for mark, text in (("schedule_differs", "workers computed different schedules"),
+                       ("not_prepared", "not every worker was ready before the stage began")):  # fmt: skip
+        if mark in s.marks:
+            out.append(Reason("INV-PLAN", "invalid", text, "use the same version and config on every machine", stage))
+    burst = s.flags.get("burst", 0.0)
+    if burst > BURST_LIMIT:
+        text = f"{burst:.1%} of the answers came in bursts (limit {BURST_LIMIT:.0%}): TPOT says nothing, TTFT is doubtful"
+        out.append(Reason("INV-BURST", "invalid", text, "switch off response buffering in the proxy in front of the service",
+                          stage, burst, BURST_LIMIT))  # fmt: skip
+    short = s.flags.get("short", 0.0)
+    if short > SHORT_LIMIT:
+        text = f"{short:.1%} of the answers are shorter than the asked length (limit {SHORT_LIMIT:.0%})"
+        out.append(Reason("INV-SHORT", "invalid", text, "the service must honour ignore_eos (or min_tokens); otherwise set "
+                          "target.pin_length to false", stage, short, SHORT_LIMIT))  # fmt: skip
+    steps = int(np.count_nonzero(checked.impossible[window]))
+    if steps:
+        out.append(Reason("INV-CLOCK", "invalid", f"{steps} rows of the window have times that run backwards",
+                          "look for a clock step or a suspended machine; run again", stage, steps, 0))  # fmt: skip
+    return out
+
+
+def _sample_reasons(s: StageAnalysis, context: Context) -> None:
+    """What the sample is too small for, and survivors that look better than everybody."""
+    target = context.slo.attainment_target
+    need = att.arrivals_needed(target)
+    joint = s.attainment_joint
+    if s.planned and joint.value is not None and att.decide(joint, target) == "UNDECIDED":
+        text = (
+            f"attainment {joint.value:.4f} has the interval {joint.low:.4f} to {joint.high:.4f}, which holds the target "
+            f"{target:g}: not decided"
+        )
+        fix = f"even without a miss it takes {need} arrivals" if s.planned < need else "a longer stage decides it"
+        s.reasons.append(Reason("WARN-UNDECIDED", "info", text, fix, s.stage, joint.value, target))
+    alive = s.attainment_survivors
+    if alive is not None and joint.value is not None and alive >= target > joint.value:
+        refused = s.counts.get("rejected", 0)
+        text = f"{alive:.2%} of the answered requests met the SLO, but only {joint.value:.2%} of all arrivals"
+        text += f" ({refused} were rejected)" if refused else ""
+        s.reasons.append(Reason("WARN-SURVIVORS", "warn", text, "the denominator is all arrivals: failures and rejections "
+                                "bought the latency", s.stage, joint.value, alive))  # fmt: skip
+    open_rows = s.counts.get(STATUSES[TIMEOUT], 0)
+    if s.attainment_high - s.attainment_low > 1e-9 and open_rows:
+        text = f"{open_rows} arrivals ended without an outcome; attainment lies between {s.attainment_low:.4f} and {s.attainment_high:.4f}"
+        s.reasons.append(Reason("WARN-OPEN", "info", text, "raise sweep.drain_limit_sec", s.stage))

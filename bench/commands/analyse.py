@@ -1,0 +1,115 @@
+"""`bench analyse`: write analysis.json again from any run folder, and print its verdict.
+
+Input: a run folder (or a Locust *_stats.csv). Output: analysis.json, a short text or the JSON.
+Does not: arithmetic; see `analysis/analyse.py`.
+"""
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+USAGE_EXIT = 2
+NO_VERDICT_EXIT = 4  # a CSV alone cannot carry a verdict
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print analysis.json instead of the summary.")
+@click.option("--slo-ttft-ms", type=click.FloatRange(min=0, min_open=True), help="TTFT deadline instead of the run's, ms.")
+@click.option("--slo-tpot-ms", type=click.FloatRange(min=0, min_open=True), help="TPOT deadline instead of the run's, ms.")
+@click.option("--slo-p95-ms", type=click.FloatRange(min=0, min_open=True), help="P95 target of whole answers, ms.")
+@click.option("--attainment", type=click.FloatRange(0, 1, min_open=True, max_open=True), help="Share of all arrivals "
+              "that must meet the deadlines, 0..1.")
+@click.option("--target-qps", type=click.FloatRange(min=0, min_open=True), help="Rate at which the SLO must hold, 1/s.")
+def command(
+    run: Path, as_json: bool, slo_ttft_ms: float | None, slo_tpot_ms: float | None, slo_p95_ms: float | None,
+    attainment: float | None, target_qps: float | None,
+) -> None:  # fmt: skip
+    """Write analysis.json again from any run folder and print its verdict.
+
+    The exit code is the verdict's: 0 passed, 1 SLO missed, 3 nothing answered, 4 INVALID, 130 interrupted;
+    2 when the folder cannot be analysed. A folder with only Locust's CSV gives its rows with their bounds
+    and no verdict (exit code 4).
+
+    \b
+    Example:
+      bench analyse runs/20261129T120000Z-1a2b
+      bench analyse runs/20261129T120000Z-1a2b --slo-ttft-ms 500 --json
+    """
+    from analysis.load import LedgerError
+
+    try:
+        code = _analyse(
+            run, as_json, slo_ttft_ms=slo_ttft_ms, slo_tpot_ms=slo_tpot_ms, slo_p95_ms=slo_p95_ms,
+            attainment_target=attainment, target_qps=target_qps,
+        )  # fmt: skip
+    except LedgerError as exc:
+        click.echo(f"bench analyse: {exc}", err=True)
+        sys.exit(USAGE_EXIT)
+    except OSError as exc:
+        click.echo(f"bench analyse: {exc.filename or run}: {exc.strerror or exc}; check the folder and its rights", err=True)
+        sys.exit(USAGE_EXIT)
+    sys.exit(code)
+
+
+def _analyse(run: Path, as_json: bool, **overrides: Any) -> int:
+    from analysis.analyse import csv_only_report, write_analysis
+    from bench.records.analysis import to_json
+
+    has_ledger = any((run / name).is_file() for name in ("requests.csv", "requests.csv.gz"))
+    if not has_ledger and (run.is_file() or any(run.glob("*_stats.csv"))):
+        report = csv_only_report(run)
+        click.echo(json.dumps(report, indent=1) if as_json else _csv_text(report))
+        return NO_VERDICT_EXIT
+    found = write_analysis(run, **overrides)
+    if as_json:
+        click.echo(to_json(found))
+    else:
+        click.echo("\n".join(summary_lines(found, run)))
+    return found.verdict.exit_code
+
+
+def summary_lines(found: Any, run: Path) -> list[str]:
+    """The verdict, its reasons, the capacity and one line per stage, as text."""
+    v = found.verdict
+    lines = [f"{v.status}{' (INTERRUPTED)' if v.interrupted else ''}: {v.sentence}"]
+    for reason in v.reasons:
+        if reason.severity in ("invalid", "fail", "warn"):
+            step = f" -> {reason.next_step}" if reason.next_step else ""
+            lines.append(f"  {reason.reason_id}: {reason.text}{step}")
+    lines += [found.capacity.sentence, ""]
+    lines.append(f"{'stage':<16}{'planned':>8}{'done/s':>9}{'attain':>9}{'TTFT p95':>11}{'TPOT p95':>11}{'E2E p95':>10}  verdict")
+    for s in found.stages:
+        share = s.attainment_joint.value
+        cells = [_ms(s.latency["ttft_s"].p95), _ms(s.latency["tpot_s"].p95), _ms(s.latency["e2e_s"].p95)]
+        attained = "-" if share is None else f"{share:.4f}"
+        lines.append(
+            f"{s.name:<16}{s.planned:>8}{s.completed_qps:>9.2f}{attained:>9}"
+            f"{cells[0]:>11}{cells[1]:>11}{cells[2]:>10}  {s.verdict}, {s.stationarity}"
+        )
+    lines += [f"{r.reason_id}: {r.text} -> {r.next_step}" for r in found.diagnosis]
+    lines.append(f"written: {run / 'analysis.json'}")
+    return lines
+
+
+def _ms(value: float | None) -> str:
+    """Seconds as text in ms; a value that is withheld is a dash."""
+    if value is None:
+        return "-"
+    return "inf" if value == float("inf") else f"{value * 1e3:.1f} ms"
+
+
+def _csv_text(report: dict[str, Any]) -> str:
+    lines = [f"{report['source']}: no verdict. {report['loss']}", ""]
+    lines += [f"problem: {p}" for p in report["problems"]]
+    lines.append(f"{'type':<12}{'name':<20}{'requests':>9}{'failures':>9}{'mean ms':>11}{'p95 ms (bounds)':>24}")
+    for row in report["rows"]:
+        mean = "-" if row["mean_s"] is None else f"{row['mean_s'] * 1e3:.2f}"
+        low, high = row.get("p95_low_s"), row.get("p95_high_s")
+        bounds = "-" if low is None else f"{low * 1e3:.5g} to {high * 1e3:.5g}"
+        lines.append(f"{row['type']:<12}{row['name']:<20}{row['requests']:>9}{row['failures']:>9}{mean:>11}{bounds:>24}")
+    return "\n".join(lines)
