@@ -42,11 +42,11 @@ def show(value: Any) -> str:
     return repr(value)[:60]
 
 
-def _models(annotation: Any) -> list[type[BaseModel]]:
+def models_in(annotation: Any) -> list[type[BaseModel]]:
     """Models inside an annotation such as `list[Gate]` or `Annotated[list[Gate], ...]`."""
     if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
         return [annotation] if issubclass(annotation, BaseModel) else []
-    return [model for arg in typing.get_args(annotation) for model in _models(arg)]
+    return [model for arg in typing.get_args(annotation) for model in models_in(arg)]
 
 
 def model_at(at: Path_) -> type[BaseModel] | None:
@@ -56,7 +56,7 @@ def model_at(at: Path_) -> type[BaseModel] | None:
         if isinstance(part, int):
             continue
         info = model.model_fields.get(part)
-        inner = _models(info.annotation) if info is not None else []
+        inner = models_in(info.annotation) if info is not None else []
         if not inner:
             return None
         model = inner[0]
@@ -67,7 +67,7 @@ def known_keys() -> list[str]:
     """Every key of the schema in dotted form, list entries without an index."""
     out: list[str] = []
     for name, info in Config.model_fields.items():
-        inner = _models(info.annotation)
+        inner = models_in(info.annotation)
         out += [f"{name}.{key}" for key in inner[0].model_fields] if inner else []
         out.append(name)
     return out
