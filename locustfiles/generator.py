@@ -411,6 +411,7 @@ class Generator:
             job, transport = self.job, self._transport
             if job is None or transport is None:
                 continue
+            transport.drain_now()  # an answer that waits in its socket buffer is not in flight any more
             at = now_s()
             samples.append(
                 [
