@@ -170,12 +170,12 @@ def _first_set(env: Mapping[str, str], names: tuple[str, ...]) -> str | None:
 def _secrets(data: dict[str, Any], env: Mapping[str, str], place: _Places) -> list[Problem]:
     """CFG-010 for each secret in the tree; the secret is taken out so that no later message can show it."""
     problems: list[Problem] = []
-    for at, why in find_secrets(data, known_keys(env)):
+    for at, inner, why in find_secrets(data, known_keys(env)):
         where, line = place.of(at)
         problems.append(Problem(
             "CFG-010", where, why, "no secret in a config", "put the key into BENCH_API_KEY or a file named by BENCH_API_KEY_FILE", line,
         ))
-        _cut(data, at)
+        _cut(data, inner)
     return problems
 
 

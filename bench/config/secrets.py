@@ -64,31 +64,33 @@ def _walk(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[
             stack += [((*spot, index), child) for index, child in reversed(list(enumerate(node)))]
 
 
-def find_secrets(data: Any, known: set[str]) -> list[tuple[tuple[str | int, ...], str]]:
-    """(path, why) of every secret in a config tree; the reason holds no part of it.
+Spot = tuple[str | int, ...]
+
+
+def find_secrets(data: Any, known: set[str]) -> list[tuple[Spot, Spot, str]]:
+    """(path to name, path to take out, why) of every secret in a config tree; none of them shows a part of it.
 
     `known` holds the key of the environment, so that a copy of it is found wherever it stands.
     """
-    found: list[tuple[tuple[str | int, ...], str]] = []
+    found: list[tuple[Spot, Spot, str]] = []
     long = {key for key in known if len(key) >= _MIN_KNOWN}
     for path, value in _walk(data):
-        if not path or isinstance(value, (dict, list)):
-            if path and isinstance(path[-1], str) and is_secret_name(path[-1]) and value:
-                found.append((path, "is made to hold a secret"))
-            elif path and isinstance(path[-1], str) and any(key in path[-1] for key in long):
-                found.append((path[:-1], "has the API key of the environment as a name"))
+        if not path:
             continue
-        name = path[-1]
-        if isinstance(value, str) and any(key in value for key in long):
-            found.append((path, "holds the API key of the environment"))
-        elif isinstance(name, str) and any(key in name for key in long):
-            found.append((path[:-1], "has the API key of the environment as a name"))
-        elif isinstance(name, str) and is_secret_name(name) and value not in (None, ""):
-            found.append((path, "holds a secret" + (f" of {len(value)} characters" if isinstance(value, str) else "")))
-        elif isinstance(value, str) and _SECRET_VALUE.match(value):
-            found.append((path, f"holds what looks like a key ({len(value)} characters)"))
-        elif isinstance(value, str) and "://" in value and has_user(value):
-            found.append((path, "holds an address with a user or password in it"))
+        name = path[-1] if isinstance(path[-1], str) else ""
+        if any(key in name for key in long):
+            found.append((path[:-1], path, "has the API key of the environment as the name of a key"))
+        elif is_secret_name(name) and value not in (None, ""):
+            size = f" of {len(value)} characters" if isinstance(value, str) else ""
+            found.append((path, path, f"holds a secret{size}"))
+        elif not isinstance(value, str):
+            continue
+        elif any(key in value for key in long):
+            found.append((path, path, "holds the API key of the environment"))
+        elif _SECRET_VALUE.match(value):
+            found.append((path, path, f"holds what looks like a key ({len(value)} characters)"))
+        elif "://" in value and has_user(value):
+            found.append((path, path, "holds an address with a user or password in it"))
     return found
 
 
