@@ -57,6 +57,49 @@ def replay(
     return Replayed(np.array(run.first), np.array(run.last))
 
 
+def replay_on_engine(
+    arrival_s: np.ndarray,
+    input_tokens: np.ndarray,
+    output_tokens: np.ndarray,
+    law: StepLaw,
+    max_num_seqs: int,
+    max_num_batched_tokens: int = DEFAULT_BUDGET_TOKENS,
+) -> Replayed:
+    """The same replay by the embedded engine's own scheduler core and virtual driver.
+
+    Slower (10-30 thousand requests/s), but it is the scheduler that serves HTTP: the check of `replay`,
+    and the way to policies, KV limits and preemption. Raises ValueError for kappa > 0, which the
+    engine's profiles cannot express. The KV pool is made so large that it never binds.
+    """
+    from engine.profiles import Profile
+    from engine.request import Request
+    from engine.settings import EngineConfig
+    from engine.virtual import drive
+
+    if law.kappa_s > 0:
+        raise ValueError("the engine's profiles have no n^2 term; use `replay` for a law with kappa_s above 0")
+    prompt = np.maximum(1, np.asarray(input_tokens, dtype=float)).astype(int).tolist()
+    output = np.maximum(1, np.asarray(output_tokens, dtype=float)).astype(int).tolist()
+    arrivals = np.asarray(arrival_s, dtype=float).tolist()
+    longest = max((p + o for p, o in zip(prompt, output, strict=True)), default=1)
+    profile = Profile(
+        "fitted", "fitted from client rows", law.alpha_s, law.gamma_s, 0.0, 0.0, law.kv_s, 1,
+        kv_tokens=(longest + 16) * (max_num_seqs + 1), overhead_s=0.0,
+        # the per-token price counts decoding sequences too, so only the rest is theirs alone
+        decode_s=law.beta_s - law.gamma_s, kind="fitted",
+    )  # fmt: skip
+    config = EngineConfig(
+        profile=profile, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
+        max_model_len=longest + 1,
+    )  # fmt: skip
+
+    def request(i: int) -> Request:
+        return Request(str(i), arrivals[i], prompt[i], output[i], output[i], index=i)
+
+    out = drive(config, arrivals, request, seed=0)
+    return Replayed(np.array(out.first_s), np.array(out.last_s))
+
+
 class _Run:
     """State of one replay; `steps` counts engine steps, `context` the tokens in running decodes."""
 
@@ -93,8 +136,12 @@ class _Run:
         """One step with prefill work in it."""
         n = len(self.decoding)
         left = budget = max(1, self.budget - n)  # decodes alone must never stop all prefill work
+        read = self.context  # tokens in memory before the step: decodes, and prompts begun earlier
         done: list[int] = []
         for item in self.prefills:
+            if left <= 0:
+                break
+            read += self.prompt[item[0]] - item[1]
             take = min(item[1], left)
             item[1] -= take
             left -= take
@@ -114,7 +161,7 @@ class _Run:
                 self.prefills.append([request, self.prompt[request] - take])
         law = self.law
         self.now += law.alpha_s + law.beta_s * n + law.kappa_s * n * n
-        self.now += law.kv_s * self.context + law.gamma_s * (budget - left)
+        self.now += law.kv_s * read + law.gamma_s * (budget - left)
         self.steps += 1
         self.context += n
         self._finish_due()
@@ -124,7 +171,7 @@ class _Run:
                 self.last[request] = self.now
             else:
                 heapq.heappush(self.decoding, (self.steps + self.output[request] - 1, request))
-                self.context += self.prompt[request] + 1
+                self.context += self.prompt[request]  # the token of this step is not in memory yet
 
     def _jump(self) -> None:
         """As many pure decode steps as pass before a sequence ends or an arrival can be admitted."""
@@ -146,7 +193,7 @@ class _Run:
         while self.decoding and self.decoding[0][0] <= self.steps:
             request = heapq.heappop(self.decoding)[1]
             self.last[request] = self.now
-            self.context -= self.prompt[request] + self.output[request]
+            self.context -= self.prompt[request] + self.output[request] - 1
 
 
 def _steps_until(gap_s: float, base_s: float, slope_s: float) -> int:

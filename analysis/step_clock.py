@@ -150,8 +150,9 @@ def _design(events: Events, steps: np.ndarray) -> Design:
     clock = np.concatenate([[0.0], np.cumsum(steps)])
     got = clock[events.stop] - clock[events.start]
     scale = np.divide(events.steps, got, out=np.ones_like(got), where=got > 0)
-    # context of a running request at clock N: prompt + 1 + (N - N_first); summed over n and a gap
-    base = events.running_sum(events.prompt + 1.0 - clock[events.start])
+    # step k = 0, 1, ... of a request reads prompt + k tokens; as an integral over the clock N that is
+    # prompt - 1/2 + (N - N_first), summed here over the running requests at the middle of each gap
+    base = events.running_sum(events.prompt - 0.5 - clock[events.start])
     middle = 0.5 * (clock[:-1] + clock[1:])
     context = np.maximum(base + n * middle, 0.0)
     columns = np.column_stack(

@@ -56,10 +56,11 @@ def simulate(load: Load, truth: Truth, seqs: int = 32, budget: int = 4096, seed:
         if not decoding and not prefilling and head == seen:
             now = arrival[seen]
             continue
-        room, work, ready = budget - decoding, 0, []
+        room, work, ready, read = max(1, budget - decoding), 0, [], context
         for item in prefilling:
             if room <= 0:
                 break
+            read += prompt[item[0]] - item[1]
             part = min(room, item[1])
             item[1] -= part
             room -= part
@@ -76,7 +77,7 @@ def simulate(load: Load, truth: Truth, seqs: int = 32, budget: int = 4096, seed:
             head += 1
         if ready:
             prefilling = [item for item in prefilling if item[1] > 0]
-        duration = truth.alpha + truth.beta * decoding + truth.kappa * decoding**2 + truth.kv * context
+        duration = truth.alpha + truth.beta * decoding + truth.kappa * decoding**2 + truth.kv * read
         duration += truth.gamma * work
         if truth.noise_cv:
             if used >= factors.size:
@@ -90,7 +91,7 @@ def simulate(load: Load, truth: Truth, seqs: int = 32, budget: int = 4096, seed:
             last[request] = now
             finished += 1
             decoding -= 1
-            context -= prompt[request] + output[request]
+            context -= prompt[request] + output[request] - 1
         for request in ready:
             first[request] = now
             if output[request] == 1:
@@ -99,5 +100,5 @@ def simulate(load: Load, truth: Truth, seqs: int = 32, budget: int = 4096, seed:
             else:
                 ends.setdefault(step + output[request] - 1, []).append(request)
                 decoding += 1
-                context += prompt[request] + 1
+                context += prompt[request]
     return np.array(first), np.array(last)

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analysis.batching import StepLaw
-from analysis.replay import replay
+from analysis.replay import replay, replay_on_engine
 
 sys.path.insert(0, str(Path(__file__).parent))
-from reference_des import Load, Truth, poisson_load, simulate  # noqa: E402
+from reference_des import Load, Truth, poisson_load, simulate
 
 LAW = StepLaw(0.6e-3, 0.04e-3, 8e-6)
 
@@ -110,3 +110,19 @@ def test_empty_and_unsorted_input():
 def test_a_batch_larger_than_the_budget_still_prefills():
     got = replay(np.zeros(20), np.full(20, 10), np.full(20, 5), LAW, 20, 5)
     assert np.isfinite(got.last_token_s).all()
+
+
+@pytest.mark.parametrize("kv", [0.0, 2e-8])
+@pytest.mark.parametrize("qps", [5.0, 25.0, 40.0])
+def test_replay_equals_the_engine_that_serves_http(qps, kv):
+    load = poisson_load(qps, 40.0, int(qps) + 1)
+    law = StepLaw(0.6e-3, 0.04e-3, 8e-6, 0.0, kv)
+    ours = replay(load.arrival, load.prompt, load.output, law, 32, 4096)
+    engine = replay_on_engine(load.arrival, load.prompt, load.output, law, 32, 4096)
+    np.testing.assert_allclose(ours.first_token_s, engine.first_token_s, rtol=0, atol=1e-8)
+    np.testing.assert_allclose(ours.last_token_s, engine.last_token_s, rtol=0, atol=1e-8)
+
+
+def test_engine_replay_refuses_what_its_profiles_cannot_say():
+    with pytest.raises(ValueError, match="no n\\^2 term"):
+        replay_on_engine(np.zeros(1), np.ones(1), np.ones(1), StepLaw(1e-3, 0, 0, 1e-6), 4)

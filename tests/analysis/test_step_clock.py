@@ -11,17 +11,17 @@ from analysis.batching import Lengths, StepLaw, lambda_max_qps
 from analysis.step_clock import Events, Trace, fit, step_clock_design, wall_clock_design
 
 sys.path.insert(0, str(Path(__file__).parent))
-from reference_des import Truth, poisson_load, simulate  # noqa: E402
+from reference_des import Truth, poisson_load, simulate
 
 LENGTHS = Lengths(1050.0, 482.4920, 333886.2)
 
 
-def traces(truth: Truth, rates: tuple[float, ...], seed: int, jitter_s: float = 0.01, duration_s: float = 300.0, **load):
+def traces(truth: Truth, rates: tuple[float, ...], seed: int, jitter_s: float = 0.01, duration_s: float = 300, **law):
     """Client rows of one stage per rate: 5 % step noise by `truth`, uniform stamp jitter."""
     result = []
     rng = np.random.default_rng(seed + 1000)
     for index, qps in enumerate(rates):
-        plan = poisson_load(qps, duration_s, seed * 10 + index, **load)
+        plan = poisson_load(qps, duration_s, seed * 10 + index, **law)
         first, last = simulate(plan, truth, seed=seed * 7 + index)
         first = first + rng.uniform(0, jitter_s, first.size)
         last = np.maximum(last + rng.uniform(0, jitter_s, last.size), first)
@@ -39,7 +39,7 @@ def capacity_error(law: StepLaw, truth: Truth) -> float:
 def test_two_requests_counted_by_hand():
     # tokens at 0,1,2,3,4 (A) and 2,3,4,5,6 (B, prompt 7), step 1 s, beta 0: in (0,4] A emits 4 and B 2
     # (at 3 and 4); B's prefill ends at 2. In (2,6] B emits 4 and A 2; no prefill ends.
-    trace = Trace(np.array([0.0, 2.0]), np.array([4.0, 6.0]), np.array([5.0, 7.0]), np.array([5.0, 5.0]), np.ones(2, bool))
+    trace = Trace(*(np.array(a) for a in ([0.0, 2.0], [4.0, 6.0], [5.0, 7.0], [5.0, 5.0], [True, True])))
     events = Events(trace)
     guess = wall_clock_design(events)
     clock = step_clock_design(events, StepLaw(1.0, 0.0, 0.0), guess)
@@ -51,16 +51,16 @@ def test_two_requests_counted_by_hand():
 
 
 def test_context_is_counted_by_hand():
-    # one request, prompt 10, 4 decode steps; context in mid-step: 11.5 12.5 13.5 14.5 (11 after the first token)
+    # one request, prompt 10, 4 decode steps: they read 10, 11, 12 and 13 tokens
     trace = Trace(np.array([0.0]), np.array([4.0]), np.array([10.0]), np.array([5.0]), np.ones(1, bool))
     events = Events(trace)
     design = step_clock_design(events, StepLaw(1.0, 0.0, 0.0), wall_clock_design(events))
-    assert design.columns[0, 4] == pytest.approx(11.5 + 12.5 + 13.5 + 14.5)
+    assert design.columns[0, 4] == pytest.approx(10 + 11 + 12 + 13)
 
 
 def test_prefill_stall_is_taken_from_the_time_before_the_first_token():
     # A runs 0..10; B's first token at 6 with 4 s of prefill: 2 s remain of the first gap, 4 s of the second
-    trace = Trace(np.array([0.0, 6.0]), np.array([10.0, 10.0]), np.array([1.0, 4.0]), np.array([9.0, 5.0]), np.ones(2, bool))
+    trace = Trace(*(np.array(a) for a in ([0.0, 6.0], [10.0, 10.0], [1.0, 4.0], [9.0, 5.0], [True, True])))
     available = Events(trace).available_s(1.0)
     np.testing.assert_allclose(available, [2.0, 4.0, 0.0])
     # a stall longer than its gap reaches into the one before, never below zero
