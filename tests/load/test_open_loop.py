@@ -1,0 +1,165 @@
+"""The load itself: the plan arrives whole, on any number of workers, and Locust's CSV agrees."""
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.config import load_config
+from bench.workload.plan import build_plan
+from bench.workload.schedule import build_schedule
+
+from .conftest import Ran, clean_environment, end, locust_command, own_port
+
+
+def planned(config_file: Path) -> dict[tuple[int, int], tuple[float, int, int]]:
+    """(stage, arrival) -> (time in the stage, input, max tokens), straight from the workload package."""
+    plan = build_plan(load_config(config_file, env={}).config, "sweep")
+    out: dict[tuple[int, int], tuple[float, int, int]] = {}
+    for stage in plan.stages:
+        s = build_schedule(plan, stage)
+        for i in range(len(s)):
+            out[stage.index, i] = (float(s.intended_s[i]), int(s.input_tokens[i]), int(s.max_tokens[i]))
+    return out
+
+
+def check_ledger_is_plan(ran: Ran, config_file: Path) -> None:
+    """Every planned arrival has exactly one row, with its planned time and lengths."""
+    start = {row["stage"]: float(row["start_s"]) for row in ran.rows("stages.csv")}
+    want = planned(config_file)
+    rows = ran.rows()
+    assert sorted((int(r["stage"]), int(r["arrival"])) for r in rows) == sorted(want)
+    for row in rows:
+        at, tokens_in, tokens_out = want[int(row["stage"]), int(row["arrival"])]
+        assert float(row["intended_s"]) - start[row["stage"]] == pytest.approx(at, abs=1e-6)
+        assert (int(row["input_tokens"]), int(row["max_tokens"])) == (tokens_in, tokens_out)
+
+
+@pytest.mark.parametrize("processes", [1, 2, 4])
+def test_the_ledger_is_the_plan_on_any_number_of_workers(run_locust: Any, config_file: Path, processes: int) -> None:
+    spread = ("--processes", str(processes), *own_port()) if processes > 1 else ()
+    ran = run_locust(*spread)
+    assert ran.code == 0, ran.err[-2000:]
+    check_ledger_is_plan(ran, config_file)
+    rows = ran.rows()
+    assert {row["status"] for row in rows} == {"ok"}
+    assert {int(row["worker"]) for row in rows} == set(range(processes))
+    assert all(int(row["arrival"]) % processes == int(row["worker"]) for row in rows)
+    assert ran.run()["problems"] == []
+
+
+def test_rows_say_what_the_engine_did(run_locust: Any, engine: Any) -> None:
+    """Second path: the engine's own record of the same requests."""
+    ran = run_locust("--qps-stages", "20")
+    with urllib.request.urlopen(engine.base_url + "/debug/requests", timeout=10) as answer:
+        truth = {r["request_id"]: r for r in map(json.loads, answer.read().decode().splitlines())}
+    rows = ran.rows()
+    assert len(rows) > 30
+    for row in rows:
+        said = truth[row["request_id"]]
+        assert int(row["output_tokens"]) == said["output_tokens"] == int(row["max_tokens"])
+        assert int(row["prompt_tokens"]) == said["prompt_tokens"] == int(row["input_tokens"])
+        # the client can only see a token after the engine has sent it
+        assert float(row["residence_s"]) >= said["done_s"] - said["received_s"] - 1e-3
+    errors = sorted(
+        abs(float(r["first_token_s"]) - float(r["sent_s"]) - truth[r["request_id"]]["first_token_s"] + truth[r["request_id"]]["received_s"])
+        for r in rows
+    )
+    assert errors[len(errors) // 2] < 0.02  # 0.15 ms on a quiet machine
+
+
+def test_locusts_csv_agrees_to_the_last_request(run_locust: Any) -> None:
+    ran = run_locust("--csv", "by_hand")
+    rows = ran.rows()
+    for path in (ran.run_dir / "locust_stats.csv", ran.run_dir.parent / "by_hand_stats.csv"):
+        with path.open(encoding="utf-8", newline="") as handle:
+            stats = {(r["Type"], r["Name"]): r for r in csv.DictReader(handle)}
+        for stage in ran.rows("stages.csv"):
+            mine = [row for row in rows if row["stage"] == stage["stage"]]
+            entry = stats["POST", stage["name"]]
+            assert int(entry["Request Count"]) == len(mine) and int(entry["Failure Count"]) == 0
+            mean_ms = 1000 * sum(float(row["e2e_s"]) for row in mine) / len(mine)
+            assert float(entry["Average Response Time"]) == pytest.approx(mean_ms, rel=1e-6)
+            ttft = stats["TTFT", stage["name"]]
+            assert int(ttft["Request Count"]) == len(mine)
+            assert float(ttft["Max Response Time"]) == pytest.approx(1000 * max(float(r["ttft_s"]) for r in mine), rel=1e-6)
+            assert ("TPOT", stage["name"]) in stats
+        assert int(stats["", "Aggregated"]["Request Count"]) == len(rows)  # once each, not three times
+
+
+def test_the_gauge_sees_what_is_in_flight(run_locust: Any) -> None:
+    """10 Hz samples against a count from the rows at the same moments: two paths to one number."""
+    ran = run_locust("--qps-stages", "30")
+    rows = [(float(r["sent_s"]), float(r["done_s"])) for r in ran.rows()]
+    samples = [(float(r["t_s"]), int(r["in_flight"])) for r in ran.rows("inflight.csv")]
+    assert len(samples) >= 25  # 3 s of arrivals at 10 a second, and the drain
+    difference = [count - sum(sent <= at < done for sent, done in rows) for at, count in samples]
+    assert abs(sum(difference)) / len(difference) < 0.5
+
+
+def test_a_service_that_refuses_all_still_gives_whole_rows(run_locust: Any) -> None:
+    ran = run_locust("--qps-stages", "20", url="http://127.0.0.1:9")  # the discard port: nobody listens
+    rows = ran.rows()
+    assert rows and {row["status"] for row in rows} == {"error"} and {row["code"] for row in rows} == {"CH-REFUSED"}
+    assert all(row["ttft_s"] == "" and row["e2e_s"] == "" for row in rows)
+    failures = ran.rows("locust_failures.csv")
+    assert [f["Error"] for f in failures] == ["ArrivalFailed('CH-REFUSED')"] and int(failures[0]["Occurrences"]) == len(rows)
+
+
+def test_a_config_typo_stops_plain_locust_with_code_2(run_locust: Any, tmp_path: Path) -> None:
+    bad = tmp_path / "bad.json"
+    bad.write_text('{"slo": {"ttft_deadline": 800}}', encoding="utf-8")
+    ran = run_locust("--bench-config", str(bad))
+    assert ran.code == 2
+    assert "ttft_deadline_ms" in ran.err  # the nearest known key is named
+    assert not ran.run_dir.exists()
+
+
+def test_a_killed_worker_leaves_rows_and_the_sweep_goes_on(engine: Any, config_file: Path, tmp_path: Path) -> None:
+    """Master and two workers as processes of their own; one is killed in the first stage."""
+    ports = own_port()
+    environment = clean_environment(BENCH_TARGET_URL=engine.base_url)
+    common = {"env": environment, "cwd": tmp_path, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    master = subprocess.Popen(
+        locust_command("--headless", "--master", "--expect-workers", "2", *ports, "--bench-config", str(config_file),
+                       "--run-dir", str(tmp_path / "run"), "--stage-duration", "6"),
+        stdout=subprocess.DEVNULL, **common,
+    )  # fmt: skip
+    workers = [
+        subprocess.Popen(locust_command("--worker", *ports), stdout=subprocess.DEVNULL, **common) for _ in range(2)
+    ]
+    try:
+        stages = tmp_path / "run" / "requests.csv"
+        limit = time.monotonic() + 30
+        while time.monotonic() < limit and not (stages.exists() and stages.read_text().count("\n") > 5):
+            time.sleep(0.1)
+        workers[1].kill()
+        master.wait(60)
+    finally:
+        for process in (master, *workers):
+            end(process)
+    ran = Ran(master.returncode, "", "", tmp_path / "run")
+    rows, first, second = ran.rows(), *ran.rows("stages.csv")
+    assert ran.code == 4  # the record says so itself
+    assert "worker_lost" in first["marks"] and int(first["rows"]) == int(first["planned"])
+    lost = [row for row in rows if row["code"] == "CL-LOST"]
+    assert lost and {row["status"] for row in lost} == {"unsent"} and {row["stage"] for row in lost} == {"0"}
+    assert "worker_lost" not in second["marks"] and int(second["workers"]) == 1
+    assert {row["status"] for row in rows if row["stage"] == "1"} == {"ok"}
+
+
+def test_a_closed_loop_keeps_its_concurrency(run_locust: Any) -> None:
+    ran = run_locust("-u", "4", "-r", "4", "--stage-duration", "3", files="closed_loop.py", shape=None)
+    rows = ran.rows()
+    assert ran.code == 0, ran.err[-2000:]
+    assert ran.run()["loop"] == "closed" and ran.rows("stages.csv")[0]["name"] == "00 chat c4"
+    assert sorted(int(r["arrival"]) for r in rows) == list(range(len(rows)))
+    spans = sorted((float(r["sent_s"]), float(r["done_s"])) for r in rows)
+    assert max(sum(a <= at < b for a, b in spans) for at, _ in spans) <= 4
+    assert len(rows) > 40  # four users, answers of some 20 ms
