@@ -353,10 +353,12 @@ class AnswerReader:
             starts.append(pos)
             pos = after
         stop = self._count(data, starts, pos, at)
-        if odd or stop < pos:
-            # Finish, usage, [DONE] and the last chunk, or a heap that is not alike: parsed.
+        rest = data[pos:]
+        if odd or stop < pos or b"\n\n" in rest:
+            # Parsed: finish, usage, [DONE] and the last chunk, a heap that is not alike, or an event that has ended
+            # in a chunk that has not (it must not wait for the next heap and get its time).
             return self._parse(data[stop:], at)
-        self._rest = data[pos:]
+        self._rest = rest
         return False
 
     def _count(self, data: bytes, starts: list[int], stop: int, at: float) -> int:

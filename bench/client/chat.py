@@ -216,8 +216,9 @@ class ChatReader:
     def _choice(self, choice: dict[str, Any], how_many: int) -> int:
         index = choice.get("index")
         index = index if type(index) is int else 0
-        if how_many > 1 or index:
+        if (how_many > 1 or index) and not self.several:
             self.several = True
+            self._open = {0} if self.outputs and self.finish is None else set()
         delta = choice.get("delta")
         if not isinstance(delta, dict):
             delta = choice.get("message")
@@ -230,9 +231,7 @@ class ChatReader:
             self.finish = finish[:40]
             if finish in _FAILED_FINISH and self.fault is None:
                 self.fault = classify_error_object(f"finish_reason {finish}", streamed=True, secrets=self._secrets)
-        if self.several:
-            if self._open is None:
-                self._open = set()
+        if self._open is not None:
             if finish:
                 self._open.discard(index)
             elif found and len(self._open) < _CHOICES_MAX:

@@ -1,0 +1,553 @@
+"""The reader of one answer: stamps, gap statistics, lazy reading against the full parse, ends, bounds."""
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import random
+import tracemalloc
+import zlib
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bench.client.answer import AnswerOptions, AnswerReader
+from bench.client.outcome import CODES, FAIL_KINDS, Outcome
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def event(delta: dict[str, Any] | None = None, finish: str | None = None, **more: Any) -> bytes:
+    """One chat-completions event, compact."""
+    choices = [] if delta is None else [{"index": 0, "delta": delta, "finish_reason": finish}]
+    return b"data: " + json.dumps({"id": "c", "choices": choices, **more}, separators=(",", ":")).encode() + b"\n\n"
+
+
+def framed(*parts: bytes) -> bytes:
+    """Each part as one HTTP chunk."""
+    return b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in parts)
+
+
+ROLE = event({"role": "assistant", "content": ""})
+FINISH = event({}, "length")
+DONE = b"data: [DONE]\n\n"
+END = b"0\r\n\r\n"
+
+
+def usage(n: int) -> bytes:
+    return event(None, usage={"prompt_tokens": 5, "completion_tokens": n, "total_tokens": n + 5})
+
+
+def token(text: str = "x") -> bytes:
+    return event({"content": text})
+
+
+def read(*pieces: bytes | tuple[float, bytes], options: AnswerOptions | None = None, **more: Any) -> Outcome:
+    """Feed pieces, one read each, 10 ms apart unless a time is given; then the peer closes."""
+    reader = AnswerReader(options, **more)
+    at = 0.0
+    for piece in pieces:
+        at, data = piece if isinstance(piece, tuple) else (at + 0.01, piece)
+        reader.feed(data, at)
+    reader.eof(at)
+    return reader.outcome()
+
+
+def test_stamps_of_a_usual_answer() -> None:
+    outcome = read((1.0, HEAD), (1.5, framed(ROLE)), (2.0, framed(token())), (2.25, framed(token())), (3.0, framed(token())),
+                   (3.1, framed(FINISH, usage(3), DONE) + END))  # fmt: skip
+    assert outcome.status == "ok"
+    assert (outcome.headers_at, outcome.first_token_at, outcome.first_content_at) == (1.0, 2.0, 2.0)
+    assert (outcome.last_token_at, outcome.done_at) == (3.0, 3.1)
+    assert (outcome.chunks, outcome.reads, outcome.output_tokens, outcome.prompt_tokens) == (3, 3, 3, 5)
+    # gaps 0.25 and 0.75
+    assert outcome.itl_mean_s == pytest.approx(0.5)
+    assert outcome.itl_max_s == 0.75
+    assert outcome.itl_p99_s == pytest.approx(0.75, rel=0.011)
+    assert outcome.itl_under_1ms_ratio == 0.0
+    assert outcome.flags == set()
+
+
+def test_a_role_comment_or_usage_event_never_stops_ttft() -> None:
+    outcome = read((1.0, HEAD + framed(ROLE, b": ping\n\n", b"data:\n\n", usage(0))), (2.0, framed(token(), FINISH) + END))
+    assert outcome.first_token_at == 2.0
+    assert outcome.ttft_chunk == 3  # role, usage, token: comments and empty data are not counted
+
+
+def test_an_event_cut_by_a_pause_counts_when_it_is_complete() -> None:
+    raw = HEAD + framed(token())
+    outcome = read((1.0, raw[:-20]), (2.0, raw[-20:]), (3.0, framed(FINISH, DONE) + END))
+    assert (outcome.headers_at, outcome.first_token_at) == (1.0, 2.0)
+
+
+def test_ttfo_of_a_thinking_model() -> None:
+    think = framed(event({"reasoning_content": "a", "content": None}))
+    outcome = read((1.0, HEAD), (2.0, think), (3.0, think), (4.0, framed(token())), (5.0, framed(FINISH, DONE) + END))
+    assert (outcome.first_token_at, outcome.first_content_at, outcome.ttft_chunk, outcome.ttfo_chunk) == (2.0, 4.0, 1, 3)
+
+
+@pytest.mark.parametrize("law", ["exponential", "constant", "mixed"])
+def test_gap_statistics_against_all_gaps(law: str) -> None:
+    generator = random.Random(7)
+    gaps = [{"exponential": generator.expovariate(100.0), "constant": 0.02,
+             "mixed": generator.choice([0.0, 0.0004, 0.03])}[law] for _ in range(1500)]  # fmt: skip
+    at = 1.0
+    pieces: list[Any] = [(at, HEAD + framed(token()))]
+    stamps = [at]
+    for gap in gaps:
+        at += gap
+        stamps.append(at)
+        pieces.append((at, framed(token())))
+    outcome = read(*pieces, (at + 1, framed(FINISH, DONE) + END))
+    true = sorted(b - a for a, b in zip(stamps, stamps[1:], strict=False))
+    assert outcome.itl_mean_s == pytest.approx(sum(true) / len(true), rel=1e-9)
+    assert outcome.itl_max_s == true[-1]
+    # nearest rank: ceil(0.99 * 1500) = 1485, within half a 2 % bin
+    assert outcome.itl_p99_s == pytest.approx(true[math.ceil(0.99 * len(true)) - 1], rel=0.0101)
+    assert outcome.itl_under_1ms_ratio == pytest.approx(sum(gap < 0.001 for gap in true) / len(true))
+
+
+def test_gap_memory_is_constant() -> None:
+    reader = AnswerReader()
+    reader.feed(HEAD + framed(token()), 0.0)
+    generator = random.Random(1)
+    at = 0.0
+    piece = framed(token())
+    tracemalloc.start()
+    for _ in range(20_000):
+        at += 10.0 ** generator.uniform(-7, 2)
+        reader.feed(piece, at)
+    grown_bytes = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert grown_bytes < 200_000  # at most about 1,000 bins of 2 %, not 20,000 gaps
+
+
+# --- what must be ok, and with which flags ---
+
+OK_CASES = {
+    # name: (body parts, finish, tokens, source, flags)
+    "usual": ([ROLE, token(), token(), FINISH, usage(2), DONE], "length", 2, "usage", set()),
+    "no usage": ([ROLE, token(), token(), FINISH, DONE], "length", 2, "chunks", {"tokens_estimated"}),
+    "no done": ([token(), token(), FINISH, usage(2)], "length", 2, "usage", {"no_done"}),
+    "no finish, done": ([token(), token(), usage(2), DONE], None, 2, "usage", set()),
+    "usage of nothing": ([token(), token(), FINISH, usage(0), DONE], "length", 2, "chunks", {"tokens_estimated"}),
+    "several tokens": ([token("a b"), token("c d"), FINISH, usage(5), DONE], "length", 5, "usage", set()),
+    "text after": ([token(), token(), FINISH, usage(2), DONE, token()], "length", 2, "usage", {"text_after_done"}),
+    "cached": ([token(), token(), FINISH, event(None, usage={"completion_tokens": 2,
+               "prompt_tokens_details": {"cached_tokens": 4}}), DONE], "length", 2, "usage", {"cached"}),
+    "finish with the last token": ([token(), event({"content": "y"}, "stop"), usage(2), DONE], "stop", 2, "usage", set()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("framing", ["chunked", "length", "close"])
+@pytest.mark.parametrize("name", OK_CASES)
+def test_successes_and_their_flags(name: str, framing: str) -> None:
+    parts, finish, tokens, source, flags = OK_CASES[name]
+    if framing == "chunked":
+        pieces = [HEAD, *(framed(part) for part in parts), END]
+    else:
+        length = b"Content-Length: %d\r\n" % sum(map(len, parts)) if framing == "length" else b""
+        pieces = [b"HTTP/1.1 200 OK\r\n" + length + b"\r\n", *parts]
+    outcome = read(*pieces)
+    assert (outcome.status, outcome.code, outcome.detail) == ("ok", None, "")
+    assert (outcome.finish_reason, outcome.output_tokens, outcome.output_tokens_source) == (finish, tokens, source)
+    assert outcome.flags == flags
+
+
+@pytest.mark.parametrize(
+    ("parts", "short"),
+    [
+        ([token()] * 3 + [event({}, "stop"), usage(3), DONE], True),  # 3 of 8
+        ([token()] * 3 + [event({}, "length"), usage(8), DONE], False),  # 8 of 8, several in an event
+        ([token()] * 3 + [event({}, "stop"), DONE], True),  # counted, ended by stop
+        ([token()] * 3 + [event({}, "length"), DONE], False),  # counted events may hold several tokens
+    ],
+)
+def test_an_answer_shorter_than_the_pinned_length_is_flagged(parts: list[bytes], short: bool) -> None:
+    assert ("short" in read(HEAD, *map(framed, parts), END, pinned_tokens=8).flags) is short
+
+
+BURST_CASES = {
+    # name: (times of headers and of each of six tokens, burst)
+    "all in one read": (0.4, [0.4] * 6, True),
+    "even": (0.1, [0.2, 0.21, 0.22, 0.23, 0.24, 0.25], False),
+    "two groups": (0.1, [0.2, 0.2, 0.2, 0.3, 0.3, 0.3], False),  # 4 of 5 gaps under 1 ms: 0.8
+    "one late": (0.1, [0.2, 0.2, 0.2, 0.2, 0.2, 0.3], False),  # 4 of 5
+    "microseconds apart": (0.1, [0.2 + i * 1e-4 for i in range(6)], True),
+    "held back, then in small pieces": (0.395, [0.4 + i * 0.002 for i in range(6)], True),
+    "fast engine, early headers": (0.01, [0.4 + i * 0.002 for i in range(6)], False),
+}
+
+
+@pytest.mark.parametrize("name", BURST_CASES)
+def test_burst_rule(name: str) -> None:
+    headers_at, times, burst = BURST_CASES[name]
+    reader = AnswerReader()
+    reader.send_at = 0.0
+    reader.feed(HEAD, headers_at)
+    heaps: dict[float, bytes] = {}
+    for at in times:
+        heaps[at] = heaps.get(at, b"") + framed(token())
+    for at, data in heaps.items():
+        reader.feed(data, at)
+    reader.feed(framed(FINISH, usage(6), DONE) + END, times[-1])
+    outcome = reader.outcome()
+    assert ("burst" in outcome.flags) is burst
+    assert ("first_read_bound" in outcome.flags) is (times[0] == times[1])
+
+
+def test_three_tokens_in_one_read_are_no_burst() -> None:
+    assert read(HEAD, framed(token(), token(), token(), FINISH, usage(3), DONE) + END).flags == {"first_read_bound"}
+
+
+def test_a_json_answer_to_a_streamed_request_is_ok_and_a_burst() -> None:
+    body = json.dumps({"choices": [{"message": {"content": "hi"}, "finish_reason": "stop"}], "usage": {"completion_tokens": 4}})
+    outcome = read((1.0, b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body)), (2.0, body.encode()))
+    assert (outcome.status, outcome.output_tokens, outcome.flags) == ("ok", 4, {"burst"})
+    assert outcome.first_token_at == outcome.last_token_at == 2.0
+
+
+# --- failures ---
+
+FAILURES = {
+    # name: (pieces, code)
+    "cut after tokens": ([HEAD, framed(token(), token())], "SC-TRUNCATED"),
+    "clean end without finish": ([HEAD, framed(token(), token()), END], "SC-TRUNCATED"),
+    "nothing at all": ([HEAD, END], "SC-TRUNCATED"),
+    "empty body": ([b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"], "SC-TRUNCATED"),
+    "done without output": ([HEAD, framed(ROLE, FINISH, DONE), END], "SC-EMPTY"),
+    "only done": ([HEAD, framed(DONE), END], "SC-EMPTY"),
+    "no bytes": ([], "CH-CLOSED"),
+    "half a header block": ([HEAD[:30]], "CH-CLOSED"),
+    "bad JSON": ([HEAD, framed(token(), b"data: {oops\n\n", FINISH, DONE), END], "SC-JSON"),
+    "error, then done": ([HEAD, framed(token(), b'data: {"error":{"message":"boom"}}\n\n', DONE), END], "SV-STREAM"),
+    "no choices": ([HEAD, framed(b'data: {"hello":1}\n\n'), END], "SC-CHOICES"),
+    "html page": ([b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n<html>hello"], "SC-SSE"),
+    "plain text": ([b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n\r\n", b"hello there"], "SC-SSE"),
+    "json cut": ([b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n", b'{"choices":['], "SC-TRUNCATED"),
+    "json broken": ([b"HTTP/1.1 200 OK\r\nContent-Length: 12\r\n\r\n", b'{"choices":['], "SC-JSON"),
+    "json without choices": ([b"HTTP/1.1 200 OK\r\nContent-Length: 14\r\n\r\n", b'{"detail":"x"}'], "SC-CHOICES"),
+    "broken chunk": ([HEAD, framed(token()), b"zz\r\n"], "SC-HTTP"),
+    "header bomb": ([b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 20_000], "SC-HEADERS"),
+    "not HTTP": ([b"SSH-2.0-OpenSSH\r\n"], "SC-HTTP"),
+    "unknown compression": ([b"HTTP/1.1 200 OK\r\nContent-Encoding: br\r\n\r\n", b"xx"], "SC-ENCODING"),
+    "broken gzip": ([b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\n\r\n", b"not gzip at all"], "SC-ENCODING"),
+    "refused": ([b"HTTP/1.1 429 X\r\nRetry-After: 3\r\nContent-Length: 0\r\n\r\n"], "SV-429"),
+    "refused, body cut": ([b"HTTP/1.1 401 X\r\nContent-Length: 99\r\n\r\nab"], "CH-401"),
+    "redirect": ([b"HTTP/1.1 302 X\r\nLocation: https://a.b/login?x=1\r\nContent-Length: 0\r\n\r\n"], "CH-REDIRECT"),
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_failures_have_their_code_however_they_are_cut(name: str) -> None:
+    pieces, code = FAILURES[name]
+    outcome = read(*pieces)
+    assert (outcome.code, outcome.status, outcome.error_kind) == (code, CODES[code].status, CODES[code].error_kind)
+    assert len(outcome.detail) <= 200
+    raw = b"".join(pieces)
+    if len(raw) < 5000:
+        one_by_one = read(*(raw[i : i + 1] for i in range(len(raw))))
+        assert one_by_one.code == code
+
+
+@pytest.mark.parametrize("kind", sorted(FAIL_KINDS))
+def test_every_local_failure_has_a_code_and_a_time(kind: str) -> None:
+    reader = AnswerReader()
+    reader.fail(kind, 5.0, "because of x")
+    outcome = reader.outcome()
+    assert reader.complete and not reader.keep_alive
+    assert (outcome.code, outcome.done_at, outcome.detail) == (FAIL_KINDS[kind], 5.0, "because of x")
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [("reset", "CH-CUT"), ("idle_timeout", "CH-TO-IDLE"), ("total_timeout", "CH-TO-TOTAL"), ("CL-DRAIN", "CL-DRAIN")],
+)
+def test_a_failure_inside_the_answer_keeps_what_came(kind: str, code: str) -> None:
+    reader = AnswerReader()
+    reader.feed(HEAD + framed(token(), token()), 1.0)
+    reader.fail(kind, 9.0)
+    outcome = reader.outcome()
+    assert (outcome.code, outcome.first_token_at, outcome.output_tokens, outcome.done_at) == (code, 1.0, 2, 9.0)
+
+
+@pytest.mark.parametrize("last", [DONE, FINISH], ids=["done", "finish"])
+@pytest.mark.parametrize("end", ["reset", "idle_timeout", "CL-DRAIN", "eof", "garbage"])
+def test_how_the_connection_ends_does_not_spoil_a_finished_answer(last: bytes, end: str) -> None:
+    reader = AnswerReader()
+    reader.feed(HEAD + framed(token(), token(), last), 1.0)
+    if end == "eof":
+        reader.eof(9.0)
+    elif end == "garbage":
+        reader.feed(b"zz\r\n", 1.0)
+    else:
+        reader.fail(end, 9.0)
+    outcome = reader.outcome()
+    assert (outcome.status, outcome.done_at, reader.keep_alive) == ("ok", 1.0, False)
+
+
+def test_the_first_fault_stands() -> None:
+    reader = AnswerReader()
+    reader.feed(HEAD + framed(token(), b'data: {"error":{"message":"boom"}}\n\n'), 1.0)
+    reader.fail("reset", 2.0)
+    assert reader.outcome().code == "SV-STREAM"
+
+
+def test_nothing_counts_after_the_end() -> None:
+    reader = AnswerReader()
+    assert reader.feed(HEAD + framed(token(), FINISH, DONE) + END, 1.0)
+    assert reader.keep_alive
+    assert reader.feed(b"more", 2.0) and reader.feed_lazy(b"more", 2.0)
+    reader.eof(3.0)
+    reader.fail("reset", 3.0)
+    outcome = reader.outcome()
+    assert (outcome.status, outcome.done_at, outcome.chunks) == ("ok", 1.0, 1)
+
+
+def test_secrets_do_not_come_out() -> None:
+    body = b'{"error":{"message":"wrong key my-secret-0815-key\\u001b[31m, you sent Bearer my-secret-0815-key"}}'
+    options = AnswerOptions(secrets=("my-secret-0815-key",))
+    outcome = read(b"HTTP/1.1 401 X\r\nContent-Length: %d\r\n\r\n" % len(body), body, options=options)
+    assert "secret" not in outcome.detail and "0815" not in outcome.detail and "\x1b" not in outcome.detail
+
+
+def test_plain_answers_are_kept() -> None:
+    reader = AnswerReader(AnswerOptions(plain=True))
+    assert reader.feed(b'HTTP/1.1 200 OK\r\nContent-Length: 11\r\n\r\n{"data":[]}', 1.0)
+    assert (bytes(reader.body), reader.outcome().status, reader.outcome().flags) == (b'{"data":[]}', "ok", set())
+
+
+# --- compression and size ---
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate"])
+def test_compressed_streams_are_read_event_by_event(coding: str) -> None:
+    squeeze = zlib.compressobj(wbits=31 if coding == "gzip" else 15)
+    head = HEAD.replace(b"\r\n\r\n", b"\r\nContent-Encoding: %s\r\n\r\n" % coding.encode())
+    pieces = [head]
+    for part in (ROLE, token(), token(), FINISH + usage(2) + DONE):
+        pieces.append(framed(squeeze.compress(part) + squeeze.flush(zlib.Z_SYNC_FLUSH)))
+    outcome = read(*pieces, framed(squeeze.flush()) + END)
+    assert (outcome.status, outcome.output_tokens) == ("ok", 2)
+    assert outcome.first_token_at == pytest.approx(0.03) and outcome.last_token_at == pytest.approx(0.04)
+
+
+def test_a_gzip_bomb_ends_early_in_bounded_memory() -> None:
+    bomb = gzip.compress((b": " + b"a" * 60_000 + b"\n") * 2_000)  # 120 MB in about 120 kB
+    head = HEAD.replace(b"\r\n\r\n", b"\r\nContent-Encoding: gzip\r\n\r\n")
+    reader = AnswerReader()
+    reader.feed(head, 0.0)
+    tracemalloc.start()
+    for start in range(0, len(bomb), 16_384):
+        if reader.feed(framed(bomb[start : start + 16_384]), 1.0):
+            break
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert reader.outcome().code == "SC-ENCODING"
+    assert peak_bytes < 4_000_000
+
+
+def test_a_10_mb_event_is_an_event() -> None:
+    text = "y" * 10_000_000
+    raw = framed(event({"content": text}))
+    reader = AnswerReader()
+    reader.feed(HEAD, 0.0)
+    for start in range(0, len(raw), 65_536):
+        reader.feed(raw[start : start + 65_536], 1.0)
+    assert reader.first_output
+    assert reader.feed(framed(FINISH, DONE) + END, 2.0)
+    assert (reader.outcome().status, reader.outcome().chunks) == ("ok", 1)
+
+
+@pytest.mark.parametrize("kind", ["event", "json"])
+def test_above_the_size_limit_the_answer_is_malformed(kind: str) -> None:
+    reader = AnswerReader(AnswerOptions(max_event_bytes=100_000))
+    reader.feed(HEAD, 0.0)
+    piece = framed(b"data: {" if kind == "event" else b"{"), framed(b"x" * 1000)
+    reader.feed(piece[0], 0.0)
+    for _ in range(1000):
+        if reader.feed(piece[1], 1.0):
+            break
+        assert reader.held_bytes < 102_000
+    assert reader.outcome().code == "SC-SIZE"
+    assert not reader.keep_alive
+
+
+def test_an_endless_refusal_is_kept_in_part() -> None:
+    reader = AnswerReader()
+    reader.feed(b"HTTP/1.1 500 X\r\n\r\n", 0.0)
+    for _ in range(100):
+        reader.feed(b"a" * 10_000, 1.0)
+    assert reader.held_bytes <= 65_536
+    reader.eof(2.0)
+    assert reader.outcome().code == "SV-500"
+
+
+# --- lazy reading against the full parse ---
+
+
+def facts(reader: AnswerReader) -> dict[str, Any]:
+    """What must not depend on how the stream was read."""
+    o = reader.outcome()
+    return {"status": o.status, "code": o.code, "detail": o.detail, "finish": o.finish_reason, "chunks": o.chunks,
+            "tokens": o.output_tokens, "source": o.output_tokens_source, "content_chunks": o.content_chunks,
+            "ttft": o.first_token_at, "ttfo": o.first_content_at, "ttft_chunk": o.ttft_chunk, "last": o.last_token_at,
+            "done": o.done_at, "bytes": o.bytes_in, "flags": o.flags - {"burst"}, "keep": reader.keep_alive}  # fmt: skip
+
+
+def both_ways(heaps: list[bytes]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The same heaps at the same times, read fully and lazily."""
+    full, lazy = AnswerReader(), AnswerReader()
+    for number, heap in enumerate(heaps):
+        at = 1.0 + number
+        full.feed(heap, at)
+        if lazy.first_output:
+            lazy.feed_lazy(heap, at)
+        else:
+            lazy.feed(heap, at)
+    for reader in (full, lazy):
+        reader.eof(99.0)
+    return facts(full), facts(lazy)
+
+
+TRAPS = ['"content":"', 'x","content":"y', '\\"content\\":\\"', "\n\ndata: x", "data: ", "[DONE]", '"error"', "0\r\n\r\n",
+         '"finish_reason":"stop"', "", " ", "\u2028", "排队", "a" * 300, '{"error":{}}', '"usage":{"completion_tokens":9}']  # fmt: skip
+
+
+@st.composite
+def streams(draw: st.DrawFn) -> list[bytes]:
+    """An answer of one of many styles, cut into heaps."""
+    separators = draw(st.sampled_from([(",", ":"), (", ", ": ")]))
+    prefix = draw(st.sampled_from([b"data: ", b"data: ", b"data:"]))
+    line_end = draw(st.sampled_from([b"\n", b"\n", b"\n", b"\r\n"]))
+    shape = draw(st.sampled_from(["chat", "chat", "text", "reasoning", "several"]))
+    running = draw(st.booleans())
+
+    def dump(value: dict[str, Any]) -> bytes:
+        return prefix + json.dumps(value, separators=separators, ensure_ascii=draw(st.booleans())).encode() + line_end * 2
+
+    texts = draw(st.lists(st.one_of(st.sampled_from(["a", " token"]), st.sampled_from(TRAPS)), min_size=1, max_size=40))
+    switch = draw(st.integers(0, len(texts)))
+    events = [dump({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]})]
+    for number, text in enumerate(texts):
+        index = number % 2 if shape == "several" else 0
+        if shape == "text":
+            choice: dict[str, Any] = {"index": 0, "text": text, "finish_reason": None}
+        elif shape == "reasoning" and number < switch:
+            choice = {"index": 0, "delta": {"content": None, "reasoning_content": text}, "finish_reason": None}
+        else:
+            choice = {"index": index, "delta": {"content": text}, "finish_reason": None}
+        if draw(st.integers(0, 60)) == 0:
+            choice["finish_reason"] = "stop"
+        body: dict[str, Any] = {"id": "c", "choices": [choice]}
+        if running:
+            body["usage"] = {"completion_tokens": number + 1}
+        odd = draw(st.integers(0, 80))
+        if odd == 0:
+            body["error"] = {"message": "boom"}
+        events.append(dump(body))
+        if odd == 1:
+            events.append(draw(st.sampled_from([b": ping\n\n", b"event: x\n", b"data: {oops\n\n", b"data:\n\n",
+                                                b'data: {"error":{"message":"late"}}\n\n'])))  # fmt: skip
+    end = draw(st.sampled_from(["full", "full", "no done", "nothing", "after"]))
+    if end != "nothing":
+        events.append(dump({"choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]}))
+        events.append(dump({"choices": [], "usage": {"completion_tokens": len(texts)}}))
+    if end in ("full", "after"):
+        events.append(b"data: [DONE]" + line_end * 2)
+    if end == "after":
+        events.append(dump({"choices": [{"index": 0, "delta": {"content": "late"}, "finish_reason": None}]}))
+    raw = HEAD
+    place = 0
+    while place < len(events):
+        take = draw(st.sampled_from([1, 1, 1, 1, 2, 3]))
+        raw += framed(b"".join(events[place : place + take]))
+        place += take
+    raw += END if draw(st.integers(0, 4)) else b""
+    borders = [0, *sorted(draw(st.sets(st.integers(1, len(raw) - 1), max_size=8))), len(raw)]
+    return [raw[a:b] for a, b in zip(borders, borders[1:], strict=False)]
+
+
+@settings(max_examples=600, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(heaps=streams())
+def test_lazy_reading_gives_what_the_full_parse_gives(heaps: list[bytes]) -> None:
+    full, lazy = both_ways(heaps)
+    assert lazy == full
+
+
+@pytest.mark.parametrize("size", [1, 7, 50, 211, 1000, 10_500, 65_536])
+def test_lazy_heaps_of_any_size(size: int) -> None:
+    raw = HEAD + framed(ROLE, *(token(f" t{i}") for i in range(400)), FINISH, usage(400), DONE) + END
+    heaps = [raw[start : start + size] for start in range(0, len(raw), size)]
+    full, lazy = both_ways(heaps)
+    assert lazy == full
+    assert (full["chunks"], full["tokens"], full["status"]) == (400, 400, "ok")
+
+
+def test_the_search_is_used_where_it_should_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without this test the search could be off for good and every other test would still pass."""
+    import bench.client.chat as chat
+
+    parsed = 0
+    original = chat._loads
+
+    def counting(data: bytes) -> Any:
+        nonlocal parsed
+        parsed += 1
+        return original(data)
+
+    monkeypatch.setattr(chat, "_loads", counting)
+    reader = AnswerReader()
+    reader.feed(HEAD + framed(ROLE, token()), 1.0)
+    for heap in range(4):
+        reader.feed_lazy(framed(*[token()] * 50), 2.0 + heap)
+    assert reader.outcome().chunks == 201
+    assert parsed <= 2 + 4  # role, first token, and the last event of each heap
+    reader.feed_lazy(framed(*[token()] * 50, FINISH, usage(251), DONE) + END, 7.0)
+    assert (reader.outcome().output_tokens, reader.outcome().chunks) == (251, 251)
+    assert parsed <= 2 + 4 + 5
+
+
+def test_lazy_streams_have_no_gap_statistics() -> None:
+    reader = AnswerReader()
+    reader.feed(HEAD + framed(token()), 1.0)
+    reader.feed_lazy(framed(token(), token()), 1.1)
+    reader.feed_lazy(framed(FINISH, usage(3), DONE) + END, 1.2)
+    outcome = reader.outcome()
+    assert (outcome.itl_mean_s, outcome.itl_p99_s, outcome.itl_max_s, outcome.itl_under_1ms_ratio) == (None,) * 4
+    assert (outcome.first_token_at, outcome.last_token_at, outcome.done_at) == (1.0, 1.1, 1.2)
+
+
+# --- fuzz ---
+
+fragments = st.one_of(
+    st.binary(max_size=30),
+    st.sampled_from([HEAD, b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.1 500 X\r\n\r\n", framed(token()), framed(ROLE), framed(FINISH),
+                     framed(usage(3)), framed(DONE), END, token(), b"data: ", b"\n\n", b"5\r\n", b"\r\n", b"{", b"<",
+                     b"Content-Encoding: gzip\r\n", b"Content-Length: 40\r\n", b"ffffff\r\n"]),
+)  # fmt: skip
+
+
+@settings(max_examples=500, deadline=None)
+@given(pieces=st.lists(fragments, max_size=12), lazy=st.booleans(), end=st.sampled_from(["eof", "reset", "idle_timeout"]))
+def test_no_bytes_raise_and_memory_stays_bounded(pieces: list[bytes], lazy: bool, end: str) -> None:
+    reader = AnswerReader(AnswerOptions(max_event_bytes=4096))
+    came = 0
+    for number, piece in enumerate(pieces):
+        came += len(piece)
+        if lazy and reader.first_output:
+            reader.feed_lazy(piece, number * 0.01)
+        else:
+            reader.feed(piece, number * 0.01)
+        assert reader.held_bytes <= min(came, 80_000) + 8
+    if end == "eof":
+        reader.eof(9.0)
+    else:
+        reader.fail(end, 9.0)
+    outcome = reader.outcome()
+    assert reader.complete
+    assert (outcome.status == "ok") == (outcome.code is None)
+    assert outcome.code is None or outcome.code in CODES
+    assert outcome.chunks is not None and outcome.chunks <= came
