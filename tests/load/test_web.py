@@ -1,0 +1,118 @@
+"""The web page without a plan: the offered rate is a field of the start form, runs follow each other, Stop drains."""
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.commands.job import _free_port
+
+from .conftest import clean_environment, end, locust_command
+
+KEY = "sk-test-4711-never-to-be-seen"
+
+
+class Page:
+    """Locust's web page, as a browser would use it."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        self.folder, self.url = folder, url
+
+    def get(self, path: str, form: dict[str, str] | None = None) -> str:
+        data = urllib.parse.urlencode(form).encode() if form is not None else None
+        with urllib.request.urlopen(urllib.request.Request(self.url + path, data=data), timeout=30) as answer:
+            return answer.read().decode()
+
+    def start(self, **fields: str) -> None:
+        limit = time.monotonic() + 10  # Locust itself takes a moment to end the run before
+        while json.loads(self.get("/stats/requests"))["state"] not in ("ready", "stopped") and time.monotonic() < limit:
+            time.sleep(0.05)
+        answer = json.loads(self.get("/swarm", {"user_count": "1", "spawn_rate": "1", "host": "", **fields}))
+        assert answer["success"], answer
+
+    def runs(self) -> list[Path]:
+        return sorted((self.folder / "runs").glob("*/run.json"))
+
+    def wait_for_run(self, number: int, *, finished: bool, limit_s: float = 30) -> dict[str, Any]:
+        end_at = time.monotonic() + limit_s
+        while time.monotonic() < end_at:
+            runs = self.runs()
+            if len(runs) >= number:
+                info = json.loads(runs[number - 1].read_text(encoding="utf-8"))
+                if bool(info["finished_utc"]) == finished:
+                    return info | {"dir": runs[number - 1].parent}
+            time.sleep(0.1)
+        raise AssertionError(f"run {number} did not come to {finished=} in {limit_s} s")
+
+
+@pytest.fixture
+def page(engine: Any, config_file: Path, tmp_path: Path) -> Iterator[Page]:
+    port = _free_port()
+    process = subprocess.Popen(
+        locust_command("--web-host", "127.0.0.1", "--web-port", str(port), "--bench-config", str(config_file), shape=None),
+        env=clean_environment(BENCH_TARGET_URL=engine.base_url, BENCH_API_KEY=KEY), cwd=tmp_path,
+        stdout=subprocess.DEVNULL, stderr=(tmp_path / "log.txt").open("w"), start_new_session=True,
+    )  # fmt: skip
+    there = Page(tmp_path, f"http://127.0.0.1:{port}")
+    try:
+        limit = time.monotonic() + 20
+        while time.monotonic() < limit:
+            try:
+                there.get("/")
+                break
+            except OSError:
+                time.sleep(0.1)
+        yield there
+    finally:
+        end(process)
+
+
+def rows(folder: Path) -> list[dict[str, str]]:
+    with (folder / "requests.csv").open(encoding="utf-8", newline="") as handle:
+        return list(csv.DictReader(handle))
+
+
+def test_runs_from_the_start_form(page: Page) -> None:
+    form = page.get("/")
+    assert "offered_qps" in form and "stage_duration" in form
+    assert KEY not in form and "bench_config" not in form
+
+    page.start(offered_qps="25", stage_duration="2")
+    first = page.wait_for_run(1, finished=True)
+    ledger = rows(first["dir"])
+    assert {row["status"] for row in ledger} == {"ok"} and {float(row["offered_qps"]) for row in ledger} == {25.0}
+    assert 25 <= len(ledger) <= 80  # 50 expected, five standard deviations
+
+    page.start(offered_qps="40", stage_duration="20")  # a second run from the same page
+    second = page.wait_for_run(2, finished=False)
+    limit = time.monotonic() + 20
+    while len(rows(second["dir"])) < 20 and time.monotonic() < limit:
+        time.sleep(0.1)
+    page.get("/stop", {})
+    stopped = page.wait_for_run(2, finished=True)
+    ledger = rows(stopped["dir"])
+    planned = int(next(csv.DictReader((stopped["dir"] / "stages.csv").open(encoding="utf-8")))["planned"])
+    assert stopped["interrupted"] and len(ledger) == planned
+    kinds = {row["status"] for row in ledger}
+    assert kinds == {"ok", "unsent"} and {row["code"] for row in ledger if row["status"] == "unsent"} == {"CL-STOP"}
+
+    for path in page.folder.rglob("*"):  # the key is in no file of either run and not in the log
+        assert path.is_dir() or KEY.encode() not in path.read_bytes(), path
+
+
+def test_a_bad_rate_is_said_in_the_log_and_a_better_one_runs(page: Page) -> None:
+    page.start(qps_stages="ten", offered_qps="10", stage_duration="1")
+    limit = time.monotonic() + 10
+    while "--qps-stages is 'ten'" not in (page.folder / "log.txt").read_text() and time.monotonic() < limit:
+        time.sleep(0.1)
+    assert "--qps-stages is 'ten'" in (page.folder / "log.txt").read_text()
+    page.start(qps_stages="", offered_qps="30", stage_duration="1")
+    assert page.wait_for_run(1, finished=True)["problems"] == []
