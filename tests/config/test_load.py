@@ -276,7 +276,7 @@ json_values = st.recursive(
 some_key = st.sampled_from([key for key in known_keys() if "." in key])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.dictionaries(some_key, json_values, max_size=4), st.dictionaries(st.text(max_size=10), json_values, max_size=2))
 def test_any_json_is_a_config_or_a_list_of_known_problems(tmp_path_factory, keys, extra):
     """No traceback, whatever stands in the file."""
