@@ -18,10 +18,11 @@ from engine.request import Request
 class BlockPool:
     """Counts of blocks, and for hashed blocks reference counts and an LRU of unused ones."""
 
-    __slots__ = ("total", "plain", "idle", "refs", "caching", "queries", "hits")
+    __slots__ = ("total", "size", "plain", "idle", "refs", "caching", "queries", "hits")
 
-    def __init__(self, total: int, caching: bool) -> None:
+    def __init__(self, total: int, size: int, caching: bool) -> None:
         self.total = total
+        self.size = size  # tokens of a block
         self.plain = total  # free, nothing cached in them
         self.idle: dict[int, None] = {}  # hash -> free but still holding its tokens; oldest first
         self.refs: dict[int, int] = {}  # hash -> sequences that use the block
@@ -65,6 +66,7 @@ class BlockPool:
                 self.refs[name] = 1
         request.blocks += matched
         request.shared = matched
+        request.room = request.blocks * self.size
 
     def take(self, request: Request, count: int) -> None:
         """Give `count` fresh blocks to the request; the caller has checked `free`."""
@@ -74,15 +76,16 @@ class BlockPool:
                 self.plain += 1
         self.plain -= count
         request.blocks += count
+        request.room = request.blocks * self.size
 
-    def index(self, request: Request, block_size: int) -> None:
+    def index(self, request: Request) -> None:
         """Enter computed full prompt blocks into the cache index.
 
         Stops at a block that another sequence entered meanwhile: the own copy stays private and unindexed, and so
         do the blocks after it, because `shared` counts a prefix.
         """
         names = request.prefix_hashes
-        full = min(request.computed // block_size, len(names), request.blocks)
+        full = min(request.computed // self.size, len(names), request.blocks)
         while request.shared < full:
             name = names[request.shared]
             if name in self.refs or name in self.idle:
@@ -106,4 +109,5 @@ class BlockPool:
         self.plain += held - shared
         request.blocks = 0
         request.shared = 0
+        request.room = 0
         return held

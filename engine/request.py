@@ -50,9 +50,9 @@ class Request:
 
     __slots__ = ("request_id", "index", "arrival_s", "prompt_tokens", "max_tokens", "output_tokens", "tenant",
                  "request_class", "priority", "ttft_deadline_s", "tpot_deadline_s", "predicted_tokens",
-                 "prefix_hashes", "target", "computed", "generated", "blocks", "shared", "state", "scheduled_s",
+                 "prefix_hashes", "target", "computed", "generated", "blocks", "room", "shared", "state", "scheduled_s",
                  "first_token_s", "last_token_s", "done_s", "ready_s", "preemptions", "cached_tokens",
-                 "finish_reason", "reason", "promised", "swap_blocks", "view", "user")
+                 "finish_reason", "reason", "promised", "owed", "swap_blocks", "view", "user")
 
     def __init__(
         self, request_id: str, arrival_s: float, prompt_tokens: int, max_tokens: int, output_tokens: int, *,
@@ -81,6 +81,7 @@ class Request:
         self.computed = 0
         self.generated = 0
         self.blocks = 0
+        self.room = 0  # blocks x block_size: tokens that fit without another block
         self.shared = 0  # how many of `prefix_hashes` this request holds in the cache index
         self.state = WAITING
         self.scheduled_s: float | None = None
@@ -93,6 +94,7 @@ class Request:
         self.finish_reason: str | None = None
         self.reason: str | None = None
         self.promised = 0  # blocks that admission counts for it
+        self.owed = 0  # tokens of it in the core's backlog
         self.swap_blocks = 0  # blocks held in host memory
         self.view: View | None = None
         self.user: object = None

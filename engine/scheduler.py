@@ -131,7 +131,7 @@ class Core:
 
     def __init__(self, config: EngineConfig, seed: int | None = None) -> None:
         self.config = config
-        self.pool = BlockPool(config.usable_blocks, config.prefix_caching)
+        self.pool = BlockPool(config.usable_blocks, config.block_size, config.prefix_caching)
         self.times = StepTimes(config, config.seed if seed is None else seed)
         self.policy = make_policy(config)
         self.door = Door(config)
@@ -181,7 +181,7 @@ class Core:
             return Reject(refusal.reason, refusal.http_status, refusal.retry_after_s)
         request.state = WAITING
         self.by_id[request.request_id] = request
-        self.backlog += request.prompt_tokens
+        self.owe(request, request.prompt_tokens)
         door.enter(request)
         self.policy.push(request.refresh(), now_s)
         return ADMIT
@@ -221,19 +221,17 @@ class Core:
         if request.state == SWAPPED:
             self.swap_free += request.swap_blocks
             request.swap_blocks = 0
-        if state != FINISHED:
-            self.backlog -= self._owed(request)
+        self.owe(request, 0)
         if request.blocks:
             self.pool.release(request)
         self.door.leave(request)
         request.state, request.done_s = state, now_s
         del self.by_id[request.request_id]
 
-    @staticmethod
-    def _owed(request: Request) -> int:
-        """Tokens to compute before the request can emit; 0 for one that is decoding."""
-        left = request.prompt_tokens + request.generated - request.computed
-        return 0 if left == 1 and request.generated else left
+    def owe(self, request: Request, tokens: int) -> None:
+        """Note how many tokens must be computed before the request can emit; 0 for one that is decoding."""
+        self.backlog += tokens - request.owed
+        request.owed = tokens
 
     def _load(self, now_s: float) -> Load:
         """What admission looks at, as of now."""
@@ -265,8 +263,11 @@ class Core:
             # A step that only preempted takes no time: the next one follows at once, over fewer sequences.
         if not plan.decode and not plan.prefill:
             return None
-        plan.tokens = len(plan.decode) + sum([n for _, n in plan.prefill])
-        plan.kv_tokens = sum([r.computed for r in plan.decode]) + sum([r.computed for r, _ in plan.prefill])
+        plan.tokens = len(plan.decode)
+        plan.kv_tokens = sum([r.computed for r in plan.decode])
+        for request, count in plan.prefill:
+            plan.tokens += count
+            plan.kv_tokens += request.computed
         self._plan = plan
         self._plan_end = now_s + self.duration(plan)
         return plan
@@ -318,7 +319,7 @@ class Core:
             self.swapped.insert(0, request)
         else:
             self.started -= request.promised
-            self.backlog += request.num_tokens - self._owed(request)
+            self.owe(request, request.num_tokens)
             request.state = WAITING
             request.computed = 0
         if blocks:
@@ -368,20 +369,21 @@ class Core:
         result.preempted = plan.preempted
         if self._aborting:
             self._commit_aborts(plan, result, now_s)
-        emitted, finished, steps = result.tokens, result.finished, plan.steps
+        finished, steps = result.finished, plan.steps
         for request in plan.decode:
             request.computed += steps
-            request.generated += steps
+            request.generated = generated = request.generated + steps
             request.last_token_s = now_s
-            if request.generated >= request.target:
+            if generated >= request.target:
                 finished.append(request)
-        emitted += plan.decode
+        result.tokens = plan.decode.copy() if plan.prefill else plan.decode
         for request, count in plan.prefill:
             request.computed += count
-            self.backlog -= count
             if request.prefix_hashes and self.pool.caching:
-                self.pool.index(request, self.config.block_size)
-            if request.computed >= request.prompt_tokens + request.generated:
+                self.pool.index(request)
+            left = request.prompt_tokens + request.generated - request.computed
+            self.owe(request, 0 if left == 1 and request.generated else left)  # a single last token is a decode
+            if left == 0:
                 self._emit_prefilled(request, result, now_s)
         counters = self.counters
         counters.steps += steps
@@ -437,8 +439,8 @@ class Core:
     def stretch(self, plan: StepPlan, now_s: float, next_arrival_s: float, next_event_s: float) -> float:
         """Extend a planned step to all that follow until something can change; the end of the last, in seconds.
 
-        Exact: the same finish times, blocks and noise as step by step. The last step is the first to end at or after
-        `next_event_s` (an abort), and at or after `next_arrival_s` where an arrival could change a decision.
+        Exact: the same finish times, blocks and noise as step by step. The stretch ends before the step in which
+        `next_event_s` (an abort) lies, and with the step of `next_arrival_s` where an arrival could change a decision.
         """
         end = now_s + self.duration(plan)
         steps = self._style.jump(plan, now_s)
@@ -459,15 +461,15 @@ class Core:
         growth = self.times.kv_s * n
         if horizon < math.inf:
             steps = self.times.steps_until(horizon - now_s, steps, base, growth)
-            if self.limited and horizon == next_arrival_s:
-                steps -= 1  # the door must see the state at the arrival: do the step it lands in by itself
+            if horizon == next_event_s or self.limited:
+                steps -= 1  # an abort or the door must see the state of then: that step is done by itself
         if steps <= 1:
             return end
         size, pool = self.config.block_size, self.pool
         for request in plan.decode:
-            extra = (request.computed + steps - 1) // size + 1 - request.blocks
-            if extra > 0:
-                pool.take(request, extra)
+            short = request.computed + steps - request.room
+            if short > 0:
+                pool.take(request, (short + size - 1) // size)
         plan.steps = steps
         plan.duration_s = self.times.stretch_s(steps, base, growth)
         self._plan_end = now_s + plan.duration_s

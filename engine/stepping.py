@@ -12,7 +12,6 @@ replica has the same noise however the steps before it were grouped.
 from __future__ import annotations
 
 import math
-from itertools import accumulate
 
 import numpy as np
 
@@ -47,9 +46,10 @@ class StepTimes:
 
     def _draw(self) -> None:
         shape = 1.0 / (self._cv * self._cv)
-        self._noise = (self._rng.standard_gamma(shape, _BLOCK) / shape).tolist()
-        self._sum = list(accumulate(self._noise, initial=0.0))
-        self._moment = list(accumulate((j * z for j, z in enumerate(self._noise)), initial=0.0))
+        noise = self._rng.standard_gamma(shape, _BLOCK) / shape
+        self._noise = noise.tolist()
+        self._sum = [0.0, *np.cumsum(noise).tolist()]
+        self._moment = [0.0, *np.cumsum(noise * np.arange(_BLOCK)).tolist()]
         self._at = 0
 
     def base_s(self, tokens: int, decoding: int, kv_tokens: int) -> float:

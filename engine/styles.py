@@ -69,41 +69,41 @@ class MixedStyle:
         config, pool, running = core.config, core.pool, core.running
         size, budget = config.block_size, config.max_num_batched_tokens
         threshold = config.long_prefill_token_threshold
-        decode, free = plan.decode, pool.plain
+        decode = plan.decode
         i = 0
-        while i < len(running) and budget > 0:
-            request = running[i]
-            computed = request.computed
-            count = request.prompt_tokens + request.generated - computed
-            if count > 1:
-                if threshold and count > threshold:
-                    count = threshold
-                if count > budget:
-                    count = budget
-                extra = -(-(computed + count) // size) - request.blocks
-            else:
-                extra = 1 if computed >= request.blocks * size else 0
-            if extra > 0:
-                if extra <= free:
-                    pool.plain = free = free - extra
-                    request.blocks += extra
-                else:
-                    while extra > pool.free:
-                        victim = self._victim(now_s)
-                        gone = running[victim]
-                        budget += self._preempt(victim, plan, now_s)
-                        if victim < i:
-                            i -= 1
-                        if gone is request:
-                            return budget
+        while i < len(running):
+            # The usual case without preemption is a plain loop; a preemption changes the list and starts it again.
+            for request in running[i:] if i else running:
+                if budget <= 0:
+                    return 0
+                computed = request.computed
+                count = request.prompt_tokens + request.generated - computed
+                if count > 1:
+                    if threshold and count > threshold:
+                        count = threshold
+                    if count > budget:
+                        count = budget
+                short = computed + count - request.room
+                if short > 0:
+                    extra = (short + size - 1) // size
+                    if extra > pool.free:
+                        break
                     pool.take(request, extra)
-                    free = pool.plain
-            if count == 1 and request.generated:
-                decode.append(request)
+                if count == 1 and request.generated:
+                    decode.append(request)
+                else:
+                    plan.prefill.append((request, count))
+                budget -= count
+                i += 1
             else:
-                plan.prefill.append((request, count))
-            budget -= count
-            i += 1
+                return budget
+            victim = self._victim(now_s)
+            gone = running[victim]
+            budget += self._preempt(victim, plan, now_s)
+            if gone is request:
+                return budget
+            if victim < i:
+                i -= 1
         return budget
 
     def _preempt(self, index: int, plan: StepPlan, now_s: float) -> int:
@@ -181,12 +181,8 @@ class MixedStyle:
                     pool.share(request, matched)
                     request.computed = cached
                     request.cached_tokens = max(request.cached_tokens, cached)
-                    core.backlog -= cached
-            if now_blocks > pool.plain:
-                pool.take(request, now_blocks)
-            else:
-                pool.plain -= now_blocks
-                request.blocks += now_blocks
+                    core.owe(request, left)
+            pool.take(request, now_blocks)
             core.admit(request, plan, now_s)
             plan.prefill.append((request, count))
             budget -= count
@@ -307,7 +303,7 @@ class SglangStyle(MixedStyle):
         plan.decode.clear()
         retracted = False
         while True:
-            needy = [r for r in core.running if r.computed >= r.blocks * size]
+            needy = [r for r in core.running if r.computed >= r.room]
             if len(needy) <= pool.free or len(core.running) <= 1:
                 break
             # Fewest generated tokens first, ties the longest prompt, then the last started.
@@ -321,7 +317,7 @@ class SglangStyle(MixedStyle):
         for request in needy:
             if pool.free:
                 pool.take(request, 1)
-        plan.decode.extend([r for r in core.running if r.computed < r.blocks * size])
+        plan.decode.extend([r for r in core.running if r.computed < r.room])
 
     def jump(self, plan: StepPlan, now_s: float) -> int:
         if plan.stop == "blocked" and self.ratio > self.LEAST_RATIO:

@@ -25,6 +25,7 @@ from engine.settings import EngineConfig
 
 NEVER, OK, REFUSED, FIRST_TIMEOUT, TOTAL_TIMEOUT, CUT = range(6)  # values of Outcomes.kind
 STAGE_STREAM = 0x53544147
+NEAR_S = 5.0  # deadlines are only looked at when this near; a stretch of steps is seldom longer
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,7 @@ class Lane:
         self._end_s = 0.0
         self._first: deque[tuple[float, Request]] = deque()
         self._total: deque[tuple[float, Request]] = deque()
+        self._soon_s = math.inf  # no deadline lies before this
         self._watch: Callable[[Lane, StepResult], None] | None = None
 
     def watch(self, call: Callable[[Lane, StepResult], None]) -> None:
@@ -110,6 +112,7 @@ class Lane:
             self._first.append((at_s + patience.first_token_s, request))
         if patience.total_s < math.inf:
             self._total.append((at_s + patience.total_s, request))
+        self._soon_s = min(self._soon_s, at_s + patience.first_token_s, at_s + patience.total_s)
 
     def run_until(self, arrival_s: float) -> None:
         """Do all that happens before the arrival at `arrival_s` (inf: to the end of all work)."""
@@ -132,11 +135,11 @@ class Lane:
                     continue
                 self._plan = plan
                 if self.jump:
-                    self._end_s = core.stretch(plan, now, arrival_s, self._next_timeout())
+                    self._end_s = core.stretch(plan, now, arrival_s, min(self._next_timeout(), self.patience.cut_s))
                 else:
                     self._end_s = now + core.duration(plan)
             end = self._end_s
-            if self._first or self._total:
+            if self._soon_s < end:
                 self._expire(min(math.nextafter(end, 0.0), arrival_s))
             if end > arrival_s:
                 return
@@ -163,19 +166,26 @@ class Lane:
                 self._close_aborted(request)
 
     def _next_timeout(self) -> float:
-        """The next moment at which a client may give up."""
+        """A moment before which no client gives up; exact when it is near."""
+        if self._soon_s > self.now_s + NEAR_S:
+            return self._soon_s
+        return self._first_deadline()
+
+    def _first_deadline(self) -> float:
+        """The first deadline of a request that has not met it; forgets those that have."""
         first, total = self._first, self._total
         while first and (first[0][1].first_token_s is not None or first[0][1].done_s is not None):
             first.popleft()
         while total and total[0][1].done_s is not None:
             total.popleft()
-        if first:
-            return min(first[0][0], total[0][0]) if total else first[0][0]
-        return total[0][0] if total else math.inf
+        self._soon_s = min(first[0][0] if first else math.inf, total[0][0] if total else math.inf)
+        return self._soon_s
 
     def _expire(self, until_s: float) -> None:
         """Let clients give up whose time is over by `until_s`."""
-        while self._next_timeout() <= until_s:
+        if self._soon_s > until_s:
+            return
+        while self._first_deadline() <= until_s:
             first, total = self._first, self._total
             if first and (not total or first[0][0] <= total[0][0]):
                 at_s, request = first.popleft()
