@@ -11,7 +11,7 @@ import socket
 import time
 from dataclasses import dataclass
 
-END = b"0\r\n\r\n"
+END = b"\r\n0\r\n\r\n"  # of a chunked answer; a header block may end in 0 CRLF CRLF too
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def drain(host: str, port: int, request: bytes, streams: int, seconds: float, ma
                     if size == 0:
                         raise ConnectionError("the server closed a stream of the benchmark")
                     chunks += buffer.count(mark, 0, size)
-                    if view[max(0, size - 5): size] == END:
+                    if view[max(0, size - len(END)): size] == END:
                         answers += 1
                         connection.sendall(request)
     finally:

@@ -25,7 +25,7 @@ WORDS: tuple[bytes, ...] = tuple(
     for j, second in enumerate(_SYLLABLES)
 )
 WORD_BYTES = len(WORDS[0])
-_MASK = len(WORDS) - 1
+WORD_MASK = len(WORDS) - 1
 
 DONE_FRAME = b"e\r\ndata: [DONE]\n\n\r\n"
 
@@ -161,9 +161,12 @@ def frame(payload: bytes) -> bytes:
 
 
 class Frames:
-    """Pre-encoded parts of the streamed answer of one request; token i is word (offset + 7 i) modulo 64."""
+    """Pre-encoded parts of the streamed answer of one request; token i is word (offset + 7 i) modulo 64.
 
-    __slots__ = ("chat", "role", "_head", "_tail", "_prefix", "_suffix", "_offset")
+    The frame of one token in the middle of the answer is `prefix + WORDS[(offset + 7 i) & WORD_MASK] + suffix`.
+    """
+
+    __slots__ = ("chat", "role", "prefix", "suffix", "offset", "_head", "_tail")
 
     def __init__(self, call: Call, answer_id: str, created: int, model: bytes) -> None:
         self.chat = call.chat
@@ -181,18 +184,14 @@ class Frames:
             suffix = b'","logprobs":null,"finish_reason":null}]}'
             self.role = b""
         self._tail = suffix
-        self._prefix = b"%x\r\ndata: %b" % (len(prefix) + len(suffix) + WORD_BYTES + 8, prefix)
-        self._suffix = suffix + b"\n\n\r\n"
-        self._offset = call.digest[0]
-
-    def token(self, position: int) -> bytes:
-        """The frame of one token in the middle of the answer."""
-        return self._prefix + WORDS[(self._offset + 7 * position) & _MASK] + self._suffix
+        self.prefix = b"%x\r\ndata: %b" % (len(prefix) + len(suffix) + WORD_BYTES + 8, prefix)
+        self.suffix = suffix + b"\n\n\r\n"
+        self.offset = call.digest[0]
 
     def text(self, start: int, end: int) -> bytes:
         """The words start..end-1, JSON-safe."""
-        offset = self._offset
-        words = b"".join([WORDS[(offset + 7 * position) & _MASK] for position in range(start, end)])
+        offset = self.offset
+        words = b"".join([WORDS[(offset + 7 * position) & WORD_MASK] for position in range(start, end)])
         return words.lstrip() if start == 0 else words
 
     def tokens(self, start: int, end: int, finish_reason: str | None) -> bytes:

@@ -4,7 +4,7 @@ Input: `handle(connection, request)` from `engine.http_server`. Output: answers.
 Does not: parse bytes (http_server), validate bodies (http_api), decide scheduling (scheduler) or keep time (driver).
 
 Routes: `/v1/chat/completions`, `/v1/completions`, `/v1/models`, `/health`, `/version`, `/metrics`,
-`/debug/requests` (the engine's own record), `/debug/state`, `/debug/faults`. `docs/engine.md` describes them.
+`/debug/requests` (the engine's own record), `/debug/state`, `/debug/faults`. `docs/engine-http.md` describes them.
 """
 from __future__ import annotations
 

@@ -16,8 +16,10 @@ from engine.http_driver import Lateness, RealTimeDriver
 from engine.http_stream import Stream
 from engine.metrics import EngineMetrics
 from engine.request import Request, mix64, predict_tokens, sample_tokens
+from engine.router import Router
 from engine.scheduler import Core, Reject
 from engine.settings import EngineConfig
+from engine.virtual import lane_seed
 
 
 class Fleet:
@@ -29,10 +31,11 @@ class Fleet:
         self._mu, self._sigma = output_mu, output_sigma
         self._salt = mix64(config.seed)
         self.metrics = [EngineMetrics(config.max_model_len) for _ in range(config.replicas)]
-        self.drivers = [RealTimeDriver(Core(config, config.seed + index), self._sink, self._dropped)
+        self.drivers = [RealTimeDriver(Core(config, lane_seed(config.seed, index)), self._sink, self._dropped)
                         for index in range(config.replicas)]
+        self._cores = [driver.core for driver in self.drivers]
+        self._router = Router(config)
         self._index = {id(driver): index for index, driver in enumerate(self.drivers)}
-        self._next = 0
         self._doubles = 0
 
     # --- requests ----------------------------------------------------------------------------------------------
@@ -41,7 +44,9 @@ class Fleet:
         """Give a request to a replica; None, or why it was refused."""
         now_s = stream.received_s
         request = self._request(stream)
-        index = self._route(request, now_s)
+        for driver in self.drivers:  # the router must see all replicas as of now
+            driver.advance(now_s)
+        index = self._router.choose(request, self._cores)
         driver, metrics = self.drivers[index], self.metrics[index]
         stream.attach(driver, metrics, index)
         stream.core_request = request
@@ -68,7 +73,7 @@ class Fleet:
             sampled = sample_tokens(key, self._mu, self._sigma, stream.max_tokens)
             output = min(stream.max_tokens, max(sampled, call.min_tokens))
         core_id = stream.request_id
-        while any(core_id in driver.core.by_id for driver in self.drivers):  # a client may send an id twice
+        while any(core_id in core.by_id for core in self._cores):  # a client may send an id twice
             self._doubles += 1
             core_id = f"{stream.request_id}#{self._doubles}"
         return Request(
@@ -76,13 +81,6 @@ class Fleet:
             tenant=call.tenant or "", request_class=call.request_class or "", priority=call.priority,
             prefix_hashes=prompt_hashes(call, self.config.block_size) if self.config.prefix_caching else (),
             predicted_tokens=predict_tokens(output, key, self.config.prediction_sigma))
-
-    def _route(self, request: Request, now_s: float) -> int:
-        if len(self.drivers) == 1:
-            return 0
-        index = self._next % len(self.drivers)
-        self._next += 1
-        return index
 
     def leave(self, stream: Stream) -> None:
         """The client of a stream is gone: abort its request."""
@@ -148,8 +146,8 @@ class Fleet:
     def metric_rows(self) -> list[tuple[EngineMetrics, dict[str, float]]]:
         """Metrics and gauges of each replica."""
         rows = []
-        for driver, metrics in zip(self.drivers, self.metrics, strict=True):
-            state = driver.core.snapshot()
+        for core, metrics in zip(self._cores, self.metrics, strict=True):
+            state = core.snapshot()
             metrics.preemptions = state.counters.preemptions
             metrics.prefix_queries, metrics.prefix_hits = state.prefix_queries, state.prefix_hits
             rows.append((metrics, {"running": state.running, "waiting": state.waiting + state.swapped,
@@ -158,7 +156,7 @@ class Fleet:
 
     def snapshots(self) -> list[dict[str, Any]]:
         """The core's own view of each replica."""
-        states = [driver.core.snapshot() for driver in self.drivers]
+        states = [core.snapshot() for core in self._cores]
         return [{**asdict(state), "kv_usage": state.kv_usage, "busy": driver.busy}
                 for state, driver in zip(states, self.drivers, strict=True)]
 

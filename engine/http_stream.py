@@ -14,12 +14,24 @@ from __future__ import annotations
 
 import asyncio
 import time
+from bisect import bisect_left
 from collections.abc import Callable
 from typing import Any
 
 from engine.faults import Fault
-from engine.http_api import DONE_FRAME, Call, Frames, error_body, frame, usage_body, whole_answer
+from engine.http_api import (
+    DONE_FRAME,
+    WORD_MASK,
+    WORDS,
+    Call,
+    Frames,
+    error_body,
+    frame,
+    usage_body,
+    whole_answer,
+)
 from engine.http_server import LAST_CHUNK, Connection
+from engine.metrics import ITL_BUCKETS
 
 _now = time.monotonic
 
@@ -30,8 +42,10 @@ class Stream:
     __slots__ = (
         "connection", "call", "request_id", "answer_id", "created", "model", "frames", "interval", "max_tokens",
         "received_s", "queued_s", "scheduled_s", "first_token_s", "last_token_s", "output_tokens", "sent", "chunks",
-        "fault", "armed", "broken", "opened", "closed", "held", "pending", "on_release", "driver", "metrics", "replica",
+        "fault", "armed", "steady", "stalls", "broken", "opened", "closed", "held", "pending", "on_release", "driver",
+        "metrics", "replica",
         "decision_start_s", "core_request", "report_cached", "cached_tokens", "header_lines", "_write", "_itl",
+        "_prefix", "_suffix", "_offset",
     )
 
     def __init__(self, connection: Connection, call: Call, *, request_id: str, answer_id: str, created: int,
@@ -40,6 +54,7 @@ class Stream:
         self.connection, self.call = connection, call
         self.request_id, self.answer_id, self.created, self.model = request_id, answer_id, created, model
         self.frames = Frames(call, answer_id, created, model)
+        self._prefix, self._suffix, self._offset = self.frames.prefix, self.frames.suffix, self.frames.offset
         self.interval, self.max_tokens = interval, max_tokens
         self.received_s = received_s
         self.queued_s: float | None = None
@@ -49,7 +64,8 @@ class Stream:
         self.output_tokens = self.sent = self.chunks = 0
         self.fault = fault
         self.armed = fault is not None and fault.kind in ("stall", "cut", "malformed", "error_event")
-        self.broken = self.opened = self.closed = False
+        self.steady = False  # from the second token on: one chunk per token and no fault to come
+        self.stalls = self.broken = self.opened = self.closed = False
         self.held: list[bytes] | None = None
         self.pending: str | None = None  # finish reason of an answer that a fault holds back
         self.on_release: Callable[[Stream, str], None] = lambda stream, reason: None
@@ -81,6 +97,18 @@ class Stream:
         """`count` new tokens of this step, and the finish reason when they are the last."""
         start = self.output_tokens
         end = self.output_tokens = start + count
+        if self.steady and finish_reason is None and count == 1:  # the common case, written out for speed
+            self.sent = end
+            self.chunks += 1
+            data = self._prefix + WORDS[(self._offset + 7 * start) & WORD_MASK] + self._suffix
+            now_s = _now()
+            gap_s = now_s - self.last_token_s  # type: ignore[operator]
+            self.last_token_s = now_s
+            self._write(data)
+            itl = self._itl
+            itl.counts[bisect_left(ITL_BUCKETS, gap_s)] += 1
+            itl.sum += gap_s
+            return
         if not self.call.stream:
             self._stamp(_now())
             return
@@ -91,8 +119,6 @@ class Stream:
         elif end - self.sent < self.interval:
             self._stamp(_now())
             return
-        elif end - self.sent == 1:
-            data = self.frames.token(start)
         else:
             data = self.frames.tokens(self.sent, end, None)
         self.sent = end
@@ -103,6 +129,11 @@ class Stream:
             data = self._play(data, finish_reason is not None)
         self._stamp(_now())
         self._write(data)
+        self.steady = self.interval == 1 and not self.armed
+        if self.stalls:
+            self.stalls = False
+            assert self.fault is not None
+            self._hold(self.fault.duration_s)
 
     def _stamp(self, now_s: float) -> None:
         last_s = self.last_token_s
@@ -152,8 +183,7 @@ class Stream:
             return data
         self.armed = False
         if fault.kind == "stall" and not last:
-            loop = asyncio.get_running_loop()
-            loop.call_soon(self._hold, fault.duration_s)
+            self.stalls = True
         elif fault.kind == "malformed":
             return frame(b'{"id":"broken","choices":[{"index":0,"delta":{"content":"') + data
         elif fault.kind == "error_event":

@@ -23,6 +23,7 @@ from engine.http_loop import new_event_loop, tune_process
 from engine.http_server import Server
 from engine.settings import EngineConfig
 
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 DEFAULT_MODEL = "embedded-engine"
 
@@ -66,8 +67,10 @@ async def serve(app: App, options: argparse.Namespace) -> int:
     """Run until a signal or the parent's end; returns the exit code."""
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    # Not loop.add_signal_handler: closing the loop would put the default action back, and a second signal during the
+    # exit would turn exit code 0 into a death by signal.
+    for number in SIGNALS:
+        signal.signal(number, lambda *_: loop.call_soon_threadsafe(stop.set))
     server = Server(app, keep_alive_s=options.keep_alive_s)
     try:
         port = await server.start(options.host, options.port)
@@ -82,6 +85,8 @@ async def serve(app: App, options: argparse.Namespace) -> int:
     with contextlib.suppress(BrokenPipeError):
         print(f"READY http://{host}:{port}", flush=True)
     await stop.wait()
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
     if watcher is not None:
         watcher.cancel()
     server.stop()
