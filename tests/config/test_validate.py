@@ -45,7 +45,7 @@ def test_tracked_configs_may_start(name):
 
 def test_the_demo_is_short_and_can_decide_its_target():
     data = json.loads(validate(ROOT / "configs" / "demo.json", "--json").output)
-    assert data["total"]["arrivals_s"] <= 125  # with some 3 s of drain a stage: under 150 s
+    assert data["total"]["arrivals_s"] <= 130  # with some 3 s of drain a stage: under 150 s
     (target,) = [stage for stage in data["stages"] if stage["at_target"]]
     assert target["offered_qps"] == 15 and target["misses_allowed"] >= 1
     # every stage has the 72 arrivals that a P95 needs
