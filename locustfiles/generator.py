@@ -36,6 +36,7 @@ from bench.workload.plan import Group, Plan, Stage
 from bench.workload.schedule import Schedule, build_schedule
 from locustfiles import messages, stats
 from locustfiles.clock import ClockOffset, clock_id, now_s
+from locustfiles.pacing import Waiter
 
 log = logging.getLogger("bench.generator")
 
@@ -62,6 +63,7 @@ class Job:
     go: Event = field(default_factory=Event)
     start_s: float = 0.0
     halted: Event = field(default_factory=Event)
+    alarm: Waiter = field(default_factory=Waiter)
     abort: bool = False
     halt_code: str = "CL-STOP"
     turns: int = 0  # closed loop: arrivals begun so far
@@ -120,6 +122,7 @@ class Generator:
         job.abort = job.abort or bool(msg.data["abort"])
         job.halt_code = msg.data["code"]
         job.halted.set()
+        job.alarm.wake()
         job.go.set()
         if job.abort and self._transport is not None:
             self._transport.cancel_all(job.halt_code)
@@ -168,6 +171,7 @@ class Generator:
                 self._pace(job)
             job.paced = True
             job.done.wait()
+            job.alarm.close()
 
     def _start_helpers(self) -> None:
         if not self._helpers:
@@ -252,12 +256,7 @@ class Generator:
         limit = job.settings["max_in_flight"]
         for arrival in range(job.stripe, len(intended), job.stripes):
             body = self._body(job, arrival)  # made before it is due: no work between due and sent
-            due_s = start_s + float(intended[arrival])
-            while not job.halted.is_set():
-                wait_s = due_s - now_s()
-                if wait_s <= 0:
-                    break
-                job.halted.wait(wait_s)
+            job.alarm.until(start_s + float(intended[arrival]))
             if job.halted.is_set():
                 self._refuse(job, arrival, job.halt_code if not job.abort else "CL-STOP")
             elif job.opened - job.closed >= limit:

@@ -102,9 +102,9 @@ def _load(options: JobOptions, say: _Console, *, base_url: str = "", quiet: bool
         resolved = load_config(options.config, overrides=overrides)
     except ConfigError as error:
         raise JobError(str(error), EXIT_USAGE) from None
-    if not quiet:
-        for problem in resolved.warnings:
-            say.note(f"note: {problem.text()}")
+    if not quiet and resolved.warnings:
+        ids = ", ".join(problem.id for problem in resolved.warnings)
+        say.note(f"config: {len(resolved.warnings)} remarks ({ids}); read them with: bench validate {options.config}")
     return resolved
 
 
@@ -129,7 +129,7 @@ def _plan(options: JobOptions, resolved: Any) -> Any:
 
 
 def _refuse_over_limits(resolved: Any, plan: Any) -> None:
-    from bench.config.checks import limit_problems
+    from bench.config.limits import limit_problems
     from bench.workload.expect import expect_plan
 
     problems = limit_problems(resolved.config, expect_plan(plan))
@@ -167,7 +167,8 @@ def _engine(options: JobOptions, resolved: Any, run_dir: Path, say: _Console) ->
     try:
         engine = start_engine(options.config, log_path=run_dir / "engine.log")
     except (OSError, RuntimeError, TimeoutError) as error:
-        raise JobError(f"the embedded engine did not start: {error}; see {run_dir / 'engine.log'}", EXIT_CHANNEL) from None
+        text = f"the embedded engine did not start: {error}; see {run_dir / 'engine.log'}"
+        raise JobError(text, EXIT_CHANNEL) from None
     try:
         yield engine.base_url
     finally:
@@ -254,7 +255,9 @@ def _free_port() -> int:
         return probe.getsockname()[1]
 
 
-def _locust(options: JobOptions, resolved: Any, plan: Any, run_dir: Path, environment: dict[str, str], say: _Console) -> int:
+def _locust(
+    options: JobOptions, resolved: Any, plan: Any, run_dir: Path, environment: dict[str, str], say: _Console
+) -> int:
     """Locust's exit code; its console goes to log.txt, its progress to ours."""
     processes = options.processes or resolved.config.sweep.processes
     command = locust_command(options, processes)
@@ -326,9 +329,9 @@ def _kill_group(process: subprocess.Popen[str]) -> None:
 
 def _finish(options: JobOptions, run_dir: Path, locust_code: int, say: _Console) -> int:
     if not (run_dir / "requests.csv").exists():
-        tail = _tail(run_dir / "log.txt")
-        raise JobError(f"Locust ended with code {locust_code} before the run began; {run_dir / 'log.txt'} says:\n{tail}",
-                       EXIT_USAGE if locust_code == EXIT_USAGE else EXIT_INVALID)
+        log = run_dir / "log.txt"
+        text = f"Locust ended with code {locust_code} before the run began; {log} says:\n{_tail(log)}"
+        raise JobError(text, EXIT_USAGE if locust_code == EXIT_USAGE else EXIT_INVALID)
     return finish_run(run_dir, lang=options.lang, say=say)
 
 
@@ -385,7 +388,7 @@ class _Console:
         """Show what is ahead; on a terminal, with a bar."""
         total = sum(stage.duration_s for stage in plan.stages)
         arrivals = sum(stage.expected_arrivals for stage in plan.stages)
-        self.note(f"plan: {len(plan.stages)} stages, about {arrivals:.0f} arrivals in {total:.0f} s, drains come on top")
+        self.note(f"plan: {len(plan.stages)} stages, about {arrivals:.0f} arrivals in {total:.0f} s; drains come on top")
         if self.options.quiet or not sys.stderr.isatty():
             return
         from rich.console import Console
