@@ -22,7 +22,7 @@ _KEY_SHAPED = re.compile(r"\b(?:sk|pk|rk|ak|key|hf|gsk|xai|nvapi|tgp|pplx)[-_][\
 _JWT = re.compile(r"\beyJ[\w-]{6,}(?:\.[\w-]+)*")
 _ASSIGNED = re.compile(
     r"(?i)((?:api[_-]?key|apikey|access[_-]?token|secret|password|authorization)[\"']?\s*[=:]\s*[\"']?)"
-    r"(?!bearer\b)[^\s\"'&,;}]{4,}"
+    r"(?!bearer\b|basic\b|\[)[^\s\"'&,;}]{4,}"
 )
 _USERINFO = re.compile(r"(?i)\b([a-z][a-z0-9+.-]*://)[^\s/@]+@")
 _RUN = re.compile(r"[A-Za-z0-9_+/=.\-]{4,}")

@@ -1,0 +1,53 @@
+"""`bench probe`: one streamed request, and what was recorded of it."""
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+
+@click.command(
+    "probe",
+    help="""Send one streamed request and print its ledger row and timeline as JSON: what belongs into a bug report.
+
+    The request goes through the transport of the load test. No part of the key is printed.
+
+    Exit code 0: the row is ok; 3: it is not; 2: the config cannot be used.
+
+    \b
+    Example:
+      bench probe --base-url http://127.0.0.1:8000/v1 --model demo-7b --max-tokens 16
+    """,
+)
+@click.option("--config", "config_path", type=click.Path(path_type=Path), help="Config to take settings from.")
+@click.option("--base-url", default="", help="Address of the service, with or without /v1.")
+@click.option("--model", default="", help="Model name to ask for.")
+@click.option("--max-tokens", type=click.IntRange(1, 1_000_000), default=32, show_default=True, help="Length to ask for.")
+@click.option("--prompt", default="Say in a few words why queues grow.", help="What to ask.", show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="One line instead of indented JSON.")
+def command(config_path: Path | None, base_url: str, model: str, max_tokens: int, prompt: str, as_json: bool) -> None:
+    """Send one request."""
+    from bench.client.errors import ChannelError
+    from bench.client.probe import run_probe
+    from bench.config import ConfigError, api_key_from_environment, load_config
+
+    overrides: dict[str, Any] = {"engine.embedded": False}
+    if base_url:
+        overrides["base_url"] = base_url
+    if model:
+        overrides["model"] = model
+    try:
+        resolved = load_config(config_path, overrides=overrides)
+        key = api_key_from_environment(key_file=resolved.config.target.api_key_file)
+        result = run_probe(resolved.config, key, max_tokens=max_tokens, prompt=prompt)
+    except ConfigError as error:
+        click.echo(str(error), err=True)
+        sys.exit(2)
+    except ChannelError as error:
+        click.echo(f"{error.code}: {error}", err=True)
+        sys.exit(3)
+    click.echo(json.dumps(result, ensure_ascii=False, indent=None if as_json else 2))
+    sys.exit(0 if result["row"]["status"] == "ok" else 3)
