@@ -107,7 +107,7 @@ def run_transport(args: argparse.Namespace) -> dict[str, Any]:
     while due_s < start_s + args.seconds:
         gevent.sleep(max(0.0, due_s - time.monotonic()))
         lags_s.append(time.monotonic() - due_s)
-        gevent.spawn(send, f"{args.name}-{i}", due_s, rng.random() < PROMPT_SHARE)
+        gevent.spawn(send, f"{args.name}-{i}", due_s, rng.random() < args.prompt_share)
         due_s += rng.expovariate(args.rate)
         i += 1
     gevent.sleep(0.2)
@@ -188,6 +188,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--stream-s", type=float, default=2.05, help="how long one answer takes")
     parser.add_argument("--drain-ms", type=float, default=100.0)
     parser.add_argument("--block-ms", type=float, default=0.0, help="hold the loop that long, ten times a second")
+    parser.add_argument("--prompt-share", type=float, default=PROMPT_SHARE, help="streams read promptly")
     parser.add_argument("--new", action="store_true", help="a new connection for each request")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args(argv)

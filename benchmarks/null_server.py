@@ -98,7 +98,11 @@ class NullServer:
                     return
             self._write_due(now)
             due = min(self._first[0][0] if self._first else now + 0.5, self._next[0][0] if self._next else now + 0.5)
-            for fd, mask in self._poll.poll(max(0.0, due - time.monotonic()), 256):
+            # epoll_wait counts in whole milliseconds and would send bunches; select waits for microseconds.
+            wait_s = due - time.monotonic()
+            if wait_s > 0.0 and not select.select([self._poll], [], [], wait_s)[0]:
+                continue
+            for fd, mask in self._poll.poll(0.0, 256):
                 if fd == self._listener.fileno():
                     self._accept()
                 else:

@@ -1,7 +1,7 @@
 """One connection to the service: a raw non-blocking socket, with TLS in memory when asked.
 
 Input: bytes to send; what the socket received.
-Output: plaintext and the kernel's receive stamp of the read it came from.
+Output: a connection whose owner reads bytes with their receive stamps, and plaintext.
 Does not: wait, look names up, or know HTTP.
 
 1. Ciphertext is read by `recvmsg` and decrypted through `ssl.MemoryBIO`, so TLS has receive stamps too.
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from bench.client.kernel_time import ANCILLARY_BYTES, ask_for_stamps, stamp_ns
+from bench.client.kernel_time import ask_for_stamps
 
 READ_BYTES = 65536
 # Errors of this host, not of the service: no descriptors, no buffers, no local port left.
@@ -103,23 +103,14 @@ class Connection:
         self.ended = False
         self.reusable = True
 
-    def receive(self) -> tuple[bytes, int | None, bool]:
-        """(plaintext, kernel stamp in ns or None, more): `more` when the socket may hold further bytes.
-
-        Plaintext b"" with `ended` set is the end of the stream; b"" without it means that TLS needs more bytes.
-        Raises BlockingIOError when nothing is there, OSError (ssl.SSLError too) when the connection broke.
-        """
-        data, ancillary, _, _ = self.recvmsg(READ_BYTES, ANCILLARY_BYTES)
-        stamp = stamp_ns(ancillary) if ancillary else None
-        more = len(data) == READ_BYTES
-        if not data:
-            self.ended = True
-        elif self.tls is not None:
-            data, self.ended = self.tls.decrypt(data)
-            answer = self.tls.pending_output()
-            if answer:
-                self.sock.send(answer)
-        return data, stamp, more
+    def decrypt(self, ciphertext: bytes) -> bytes:
+        """Plaintext of received bytes (b"" when TLS needs more); sets `ended` after close_notify; raises OSError."""
+        assert self.tls is not None
+        data, self.ended = self.tls.decrypt(ciphertext)
+        answer = self.tls.pending_output()
+        if answer:
+            self.sock.send(answer)
+        return data
 
     def is_quiet(self) -> bool:
         """True when nothing is readable: alive as far as anyone can tell without sending."""

@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any
 import gevent
 
 from bench.client.dialing import READ, WRITE, Gate, Stopped
+from bench.client.kernel_time import ANCILLARY_BYTES, SO_TIMESTAMPNS, unpack_stamp
 from bench.client.outcome import CODES, Outcome
-from bench.client.sockets import Connection
+from bench.client.sockets import READ_BYTES, Connection
 
 if TYPE_CHECKING:
     from bench.client.transport import Transport
@@ -44,7 +45,7 @@ class Stream:
         "_answer_reads", "_clock", "_connect_s", "_connection_kind", "_dns_s", "_drained_bytes", "_empty_ns", "_gate",
         "_heard_s", "_lag_ns", "_lazy_wanted", "_opened_s", "_phase", "_reader_factory", "_request", "_retried",
         "_started_s", "_tls_s", "_transport", "_user_reads", "_write_s", "bucket", "connection", "lazy", "on_done",
-        "outcome", "reader", "request_id", "send_at", "was_lazy",
+        "outcome", "reader", "request_id", "send_at", "slot", "was_lazy",
     )  # fmt: skip
 
     def __init__(self, transport: Transport, request: bytes, reader_factory: Callable[[], Any], *, request_id: str,
@@ -70,6 +71,7 @@ class Stream:
         self._connect_s: float | None = None
         self._tls_s: float | None = None
         self.lazy = False
+        self.slot = 0
         self.was_lazy = False
         self.on_done = on_done
         self.outcome: Any = None
@@ -144,23 +146,41 @@ class Stream:
 
     def _readable(self) -> None:
         """The hub's io callback: one read, stamped, into the reader."""
-        self.read_once()
+        try:
+            self.read_once()
+        except Exception as error:
+            self._bug(error)
+            raise
+
+    def _bug(self, error: Exception) -> None:
+        """A fault of ours ends the stream, unless it came from the owner's callback; the hub prints it."""
+        self.fail("bug", type(error).__name__)
 
     def read_once(self) -> bool:
-        """Read what the socket holds, up to one buffer; True when there may be more."""
+        """Read what the socket holds, up to one buffer; True when there may be more.
+
+        The hot path of the client: it runs once for each segment of a promptly read stream, and once for each stream
+        and drain, so it is written out instead of being cut into small functions.
+        """
         connection = self.connection
         if connection is None or self._phase != READING:
             return False
         try:
-            data, stamp, more = connection.receive()
+            data, ancillary, _, _ = connection.recvmsg(READ_BYTES, ANCILLARY_BYTES)
+            more = len(data) == READ_BYTES
+            if not data:
+                connection.ended = True
+            elif connection.tls is not None:
+                data = connection.decrypt(data)
         except BlockingIOError:
             return False
         except OSError as error:
             self._broken(error)
             return False
-        if stamp is not None:
-            at_ns, now_ns = self._clock.arrival_ns(stamp, self._empty_ns)
-            if not self.lazy and now_ns - at_ns > self._lag_ns:
+        if ancillary and ancillary[0][1] == SO_TIMESTAMPNS:
+            seconds, nanoseconds = unpack_stamp(ancillary[0][2])
+            at_ns, now_ns = self._clock.arrival_ns(seconds * 1_000_000_000 + nanoseconds, self._empty_ns)
+            if now_ns - at_ns > self._lag_ns and not self.lazy:
                 self._lag_ns = now_ns - at_ns
         else:
             at_ns = now_ns = time.monotonic_ns()
@@ -171,36 +191,34 @@ class Stream:
         if data:
             self._answer_reads += 1
             self._drained_bytes += len(data)
-            self._take(data, at_ns * 1e-9)
-            if self._phase == DONE:
+            at = self._heard_s = at_ns * 1e-9
+            reader = self.reader
+            if reader.feed_lazy(data, at) if self.was_lazy else reader.feed(data, at):
+                self._finish()
                 return False
+            if not self.was_lazy and self._lazy_wanted and reader.first_output:
+                self._start_lazy()
         if connection.ended:
             self._ended(at_ns * 1e-9 if data else now_ns * 1e-9)
             return False
         return more
 
-    def _take(self, data: bytes, at: float) -> None:
-        reader = self.reader
-        self._heard_s = at
-        complete = reader.feed_lazy(data, at) if self.was_lazy else reader.feed(data, at)
-        if complete:
-            self._finish()
-        elif self._lazy_wanted and not self.was_lazy and reader.first_output:
-            self.was_lazy = True
-            self._start_lazy()
-
     def _start_lazy(self) -> None:
         assert self.connection is not None
-        self.lazy = True
+        self.lazy = self.was_lazy = True
         self.connection.watcher.stop()
         self._transport.start_lazy(self)
 
     def drain(self) -> None:
         """One turn of the transport's pass over all lazy streams."""
         self._drained_bytes = 0
-        for _ in range(READS_PER_DRAIN):
-            if not self.read_once():
-                break
+        try:
+            for _ in range(READS_PER_DRAIN):
+                if not self.read_once():
+                    break
+        except Exception as error:
+            self._bug(error)
+            raise
         if self._phase == READING and self._drained_bytes > LAZY_BYTES_PER_DRAIN:
             self._stop_lazy()
             assert self.connection is not None
@@ -209,7 +227,7 @@ class Stream:
     def _stop_lazy(self) -> None:
         if self.lazy:
             self.lazy = False
-            self._transport.lazy_streams.pop(self, None)
+            self._transport.stop_lazy(self)
 
     # Ends.
 

@@ -5,10 +5,10 @@ Output: one `Outcome` per request through `on_done`; `TransportStats`.
 Does not: decide when to send, build bodies, follow redirects, or judge.
 
 1. `send` blocks its greenlet only while it connects and writes; answers are read in callbacks of the hub.
-2. Lazy reading: after its first output a stream is left alone and drained every `drain_interval_s` in one pass over
-   all of them. The time of a drained read is the kernel's stamp of its newest segment, so the end of an answer is
-   exact; what came before in the same read has no time of its own, and its last output may be older than the stamp
-   by at most the drain interval (in practice by the gap between the last token and the end of the answer).
+2. Lazy reading: after its first output a stream is left alone and drained every `drain_interval_s`, together with
+   the others of its slot. The time of a drained read is the kernel's stamp of its newest segment, so the end of an
+   answer is exact; what came before in the same read has no time of its own, and its last output may be older than
+   the stamp by at most the drain interval (in practice by the gap between the last token and the answer's end).
 3. One timer drains, one looks at the time limits; there is no timer per stream.
 4. Made and used in one process and thread, after any fork.
 Wire-level reasons: docs/metrics.md.
@@ -39,8 +39,8 @@ from bench.client.stream import Stream
 TICK_S = 0.05
 # Longest time between two looks at the limits of one stream.
 LOOK_S = 2.0
-# Streams drained before the hub gets its turn: about 1 ms, so that a pass over thousands delays no send.
-DRAIN_SLICE = 50
+# A drain interval has this many slots: with 1,000 lazy streams one holds the loop for about 2 ms.
+DRAIN_SLOTS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,6 @@ class Transport:
         self.clock = KernelClock()
         self.lag = LoopLag(self.hub)
         self.pool = IdlePool(options.idle_reuse_s, options.max_idle)
-        self.lazy_streams: dict[Stream, None] = {}
         self.kernel_stamps = stamps_supported()
         self.lazy_reading = options.read != "prompt" and self.kernel_stamps
         # The limits of a stream are looked at this often, besides when one is due.
@@ -124,11 +123,11 @@ class Transport:
         self._streams: dict[Stream, None] = {}
         self._buckets: dict[int, set[Stream]] = {}
         self._tick_at = int(time.monotonic() / TICK_S)
-        self._drain_queue: list[Stream] = []
-        self._drain_started_s = 0.0
+        self._slots: list[dict[Stream, None]] = [{} for _ in range(DRAIN_SLOTS)]
+        self._slot = self._next_slot = self._lazy = 0
         self._drain_max_s = 0.0
-        self._drain_timer = self.hub.loop.timer(options.drain_interval_s, options.drain_interval_s)
-        self._draining = False
+        slot_s = options.drain_interval_s / DRAIN_SLOTS
+        self._drain_timer = self.hub.loop.timer(slot_s, slot_s)
         self._limit_timer = self.hub.loop.timer(TICK_S, TICK_S)
         self._limiting = False
         self._pool_timer = self.hub.loop.timer(1.0, 1.0, ref=False)
@@ -212,7 +211,7 @@ class Transport:
         """What has happened; `reset` starts loop lag and drain time anew (once per stage)."""
         counts, lag = self.counts, self.lag.histogram
         stats = TransportStats(
-            in_flight=len(self._streams), lazy_streams=len(self.lazy_streams), idle_connections=len(self.pool),
+            in_flight=len(self._streams), lazy_streams=self._lazy, idle_connections=len(self.pool),
             sent=counts.sent, done=counts.done, opened=counts.opened, reused=counts.reused, retried=counts.retried,
             found_dead=self.pool.found_dead, clock_steps=self.clock.steps,
             read_mode="lazy" if self.lazy_reading else "prompt", clock="kernel" if self.kernel_stamps else "user",
@@ -262,13 +261,6 @@ class Transport:
             self._limiting = False
             self._limit_timer.stop()
 
-    def start_lazy(self, stream: Stream) -> None:
-        """Leave the stream to the drain from now on."""
-        self.lazy_streams[stream] = None
-        if not self._draining:
-            self._draining = True
-            self._drain_timer.again(self._drain)
-
     # Time limits: streams wait in buckets of one tick; a bucket that is due is looked at once.
 
     def _watch(self, stream: Stream, now_s: float) -> None:
@@ -295,44 +287,36 @@ class Transport:
     def _look(self, stream: Stream, now_s: float) -> None:
         self._put(stream, stream.check(now_s))
 
-    # Draining.
+    # Draining: lazy streams are spread over the slots of one interval, so no pass over all of them holds the loop.
+
+    def start_lazy(self, stream: Stream) -> None:
+        """Leave the stream to the drain from now on."""
+        self._lazy += 1
+        stream.slot = self._next_slot
+        self._next_slot = (self._next_slot + 1) % DRAIN_SLOTS
+        self._slots[stream.slot][stream] = None
+        if self._lazy == 1:
+            self._drain_timer.again(self._drain)
+
+    def stop_lazy(self, stream: Stream) -> None:
+        """The drain leaves the stream alone from now on."""
+        self._lazy -= 1
+        del self._slots[stream.slot][stream]
+        if self._lazy == 0:
+            self._drain_timer.stop()
 
     def _drain(self) -> None:
-        """Start a pass over all lazy streams, unless one is still under way."""
-        if self._drain_queue:
-            return
-        if not self.lazy_streams:
-            self._draining = False
-            self._drain_timer.stop()
-            return
-        self._drain_queue = list(self.lazy_streams)
-        self._drain_started_s = time.monotonic()
-        self._drain_slice()
-
-    def _drain_slice(self) -> None:
-        queue = self._drain_queue
-        for stream in queue[-DRAIN_SLICE:]:
+        """Read the lazy streams of the next slot."""
+        started_s = time.monotonic()
+        self._slot = (self._slot + 1) % DRAIN_SLOTS
+        for stream in list(self._slots[self._slot]):
             if stream.lazy:
                 try:
                     stream.drain()
                 except Exception:
                     self.hub.handle_error(stream, *sys.exc_info())
-        del queue[-DRAIN_SLICE:]
-        if queue:
-            self.hub.loop.run_callback(self._drain_slice)
-        else:
-            self.counts.drains += 1
-            self._drain_max_s = max(self._drain_max_s, time.monotonic() - self._drain_started_s)
-
-    def drain_now(self) -> None:
-        """Read every lazily read stream once, on a greenlet: `in_flight` then counts no answer that is complete."""
-        streams = list(self.lazy_streams)
-        for start in range(0, len(streams), DRAIN_SLICE):
-            if start:
-                gevent.sleep(0)
-            for stream in streams[start : start + DRAIN_SLICE]:
-                if stream.lazy:
-                    self._guarded(stream.drain)
+        self.counts.drains += 1
+        self._drain_max_s = max(self._drain_max_s, time.monotonic() - started_s)
 
     def _expire_idle(self) -> None:
         self.pool.expire(time.monotonic())
