@@ -10,6 +10,7 @@ Does not: render (see `svg.py`) or place (see `html.py`) them.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +24,19 @@ from reports.words import Words
 
 WIDTH = 760  # px of the static drawing; it is scaled to its column
 HEIGHT = 300
+HALF = 500  # px of a drawing that shares its row with another
+
+
+@dataclass(frozen=True)
+class Key:
+    """One series: its name and the three signs that tell it from the others."""
+
+    label: str
+    colour: str  # a name of `themes`
+    dash: tuple[int, ...] = ()  # () = solid
+    shape: str = ""  # a Vega symbol, "" = no symbol
+    line: bool = True
+    area: bool = False
 
 
 @dataclass
@@ -37,8 +51,8 @@ class Chart:
     rows: list[list[str]]
     label: str = ""  # short name when the chart is one tab of several
     width: int = WIDTH
-    live_only: bool = False  # too many of its kind: drawn by script when opened
-    notes: list[str] = field(default_factory=list)
+    mini: bool = False  # a small multiple: no number of its own
+    keys: list[Key] = field(default_factory=list)  # the legend, set as text by the page
 
 
 @dataclass
@@ -65,12 +79,25 @@ class Context:
         capacity = self.analysis.capacity
         return finite(capacity.knee_qps) if self.shows_capacity and capacity.knee_kind == "crossing" else None
 
+    def trusted(self) -> list[StageAnalysis]:
+        """The stages that curves are drawn from: all but INVALID ones, or all where nothing else is there."""
+        good = [s for s in self.stages if s.verdict != "INVALID"]
+        return good if good and self.shows_capacity else self.stages
+
     def by_rate(self) -> list[tuple[float, list[StageAnalysis]]]:
-        """(offered rate, its repeats), by rising rate."""
+        """(offered rate, its trusted repeats), by rising rate."""
         groups: dict[float, list[StageAnalysis]] = {}
-        for stage in self.stages:
+        for stage in self.trusted():
             groups.setdefault(stage.offered_qps, []).append(stage)
         return sorted(groups.items())
+
+    def caption(self, text: str) -> str:
+        """A caption that reads capacity from a curve; under an INVALID verdict it says that this is not done."""
+        if not self.shows_capacity:
+            return self.words("cap_invalid")
+        left_out = {s.offered_qps for s in self.stages} - {s.offered_qps for s in self.trusted()}
+        note = self.words("cap_invalid_stages", list=rate_list(left_out)) if left_out else ""
+        return f"{text} {note}".strip()
 
     def repeated(self) -> bool:
         """Whether any rate was run more than once."""
@@ -81,6 +108,14 @@ def middle(values: Iterable[Any]) -> float | None:
     """The middle of the repeats' values (the lower one of two), None when there is none."""
     known = sorted(v for v in (number(v) for v in values) if v is not None)
     return known[(len(known) - 1) // 2] if known else None
+
+
+def rate_list(rates: Iterable[float]) -> str:
+    """Rates in words; of many only the first two and the last."""
+    known = sorted(set(rates))
+    if len(known) > 6:
+        return f"{known[0]:g}, {known[1]:g} … {known[-1]:g}"
+    return ", ".join(f"{q:g}" for q in known)
 
 
 def spread(stages: Sequence[StageAnalysis], value: Callable[[StageAnalysis], Any]) -> float | None:
@@ -103,16 +138,41 @@ def rate_axis(ctx: Context, top: float | None = None) -> alt.X:
     return alt.X(
         "x:Q", title=ctx.words("axis_offered"),
         scale=alt.Scale(domain=[0, (top or max(rates)) * 1.04], nice=False, zero=True),
-        axis=alt.Axis(tickCount=10, format="~g"),
+        axis=alt.Axis(tickCount=10, format=",~f"),
     )
 
 
-def rule_y(value: float, text: str, colour: str, dash: list[int], align: str = "right") -> list[alt.Chart]:
-    """A horizontal line with its name on it."""
+def encodings(field_name: str, keys: Sequence[Key]) -> dict[str, Any]:
+    """Colour, dash and shape of the series `keys`; the legend is set by the page, so none is drawn."""
+    names = [k.label for k in keys]
+    return {
+        "color": alt.Color(f"{field_name}:N", legend=None, scale=alt.Scale(domain=names, range=[ink(k.colour) for k in keys])),
+        "strokeDash": alt.StrokeDash(f"{field_name}:N", legend=None,
+                                     scale=alt.Scale(domain=names, range=[list(k.dash) or [1, 0] for k in keys])),
+        "shape": alt.Shape(f"{field_name}:N", legend=None, scale=alt.Scale(domain=names, range=[k.shape or "circle" for k in keys])),
+    }
+
+
+def log_scale(values: Iterable[float | None], room: float = 1.25, head: float = 0.0) -> tuple[alt.Scale, list[float]]:
+    """A log scale that holds the values with some room, and few round ticks on it; `head` is a free share on top."""
+    known = [v for v in values if v is not None and v > 0]
+    low, high = (min(known) / room, max(known) * room) if known else (0.1, 10.0)
+    if high / low < 4:
+        middle_value = math.sqrt(low * high)
+        low, high = middle_value / 2, middle_value * 2
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    steps = (1, 2, 5) if high / low < 120 else (1, 3) if high / low < 3000 else (1,)
+    ticks = [m * 10.0**e for e in decades for m in steps if low <= m * 10.0**e <= high]
+    high *= (high / low) ** (head / (1 - head))
+    return alt.Scale(type="log", domain=[float(f"{low:.4g}"), float(f"{high:.4g}")], nice=False), [float(f"{v:.6g}") for v in ticks]
+
+
+def rule_y(value: float, text: str, colour: str, dash: list[int], align: str = "right", below: bool = False) -> list[alt.Chart]:
+    """A horizontal line with its name above or below it."""
     base = alt.Chart(data([{"y": value, "text": text}]))
     return [
         base.mark_rule(color=ink(colour), strokeDash=dash, strokeWidth=1.6).encode(y="y:Q"),
-        base.mark_text(align=align, baseline="bottom", dy=-4, dx=-4 if align == "right" else 4, color=ink(colour),
+        base.mark_text(align=align, baseline="top" if below else "bottom", dy=5 if below else -4, dx=-4 if align == "right" else 4, color=ink(colour),
                        fontWeight=600).encode(y="y:Q", x=alt.value("width" if align == "right" else 0), text="text:N"),
     ]
 
@@ -128,8 +188,8 @@ def capacity_marks(ctx: Context) -> tuple[list[alt.Chart], list[alt.Chart]]:
     if low is not None and high is not None:
         band = alt.Chart(data([{"x": low, "x2": high, "mid": (low + high) / 2, "text": ctx.words("label_watermark")}]))
         behind.append(band.mark_rect(color=ink("watermark")).encode(x="x:Q", x2="x2:Q"))
-        front.append(band.mark_text(color=ink("tpot"), baseline="top", fontSize=11, fontWeight=600).encode(
-            x="mid:Q", y=alt.value(3), text="text:N"))
+        front.append(band.mark_text(color=ink("tpot"), baseline="bottom", fontSize=11, fontWeight=600).encode(
+            x="mid:Q", y=alt.value(-5), text="text:N"))
     knee = ctx.knee_qps
     if knee is not None:
         k_low, k_high = finite(capacity.knee_low_qps), finite(capacity.knee_high_qps)
@@ -139,8 +199,8 @@ def capacity_marks(ctx: Context) -> tuple[list[alt.Chart], list[alt.Chart]]:
         text = f"{ctx.words('label_knee')} {ctx.figures.rate(knee)}"
         line = alt.Chart(data([{"x": knee, "text": text}]))
         front.append(line.mark_rule(color=ink("knee"), strokeWidth=1.4).encode(x="x:Q"))
-        front.append(line.mark_text(align="left", baseline="top", dx=5, fontSize=11, fontWeight=600, color=ink("knee")).encode(
-            x="x:Q", y=alt.value(18), text="text:N"))
+        front.append(line.mark_text(align="left", baseline="bottom", dx=-3, fontSize=11, fontWeight=600, color=ink("knee")).encode(
+            x="x:Q", y=alt.value(-5), text="text:N"))
     return behind, front
 
 
@@ -154,7 +214,8 @@ def compose(layers: Sequence[alt.Chart], height: int = HEIGHT, *, validate: bool
 
 def static_spec(chart: Chart) -> dict[str, Any]:
     """The spec for the static drawing."""
-    return {**chart.spec, "width": chart.width}
+    config = {**chart.spec["config"], "font": "sans-serif"}  # half the time of a list of fonts; the style sheet sets the real one
+    return {**chart.spec, "width": chart.width, "config": config}
 
 
 def live_spec(chart: Chart) -> dict[str, Any]:

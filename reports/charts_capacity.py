@@ -10,13 +10,26 @@ from typing import Any
 import altair as alt
 
 from bench.records.analysis import StageAnalysis
-from reports.charts import Chart, Context, capacity_marks, compose, data, middle, rate_axis, rule_y, spread
+from reports.charts import (
+    HALF,
+    Chart,
+    Context,
+    Key,
+    capacity_marks,
+    compose,
+    data,
+    encodings,
+    log_scale,
+    middle,
+    rate_axis,
+    rule_y,
+    spread,
+)
 from reports.figures import finite, number
 from reports.themes import ink
 
 STATISTICS = ("p50", "p95", "p99")
-STAT_DASH = {"p50": [1, 0], "p95": [7, 3], "p99": [2, 3]}
-STAT_SHAPE = {"p50": "circle", "p95": "square", "p99": "triangle-up"}
+STAT_SIGNS = {"p50": ((7, 3), "circle"), "p95": ((), "square"), "p99": ((2, 3), "triangle-up")}
 METRICS = {"ttft": ("ttft_s", "ttft_deadline_s", 1e3), "tpot": ("tpot_s", "tpot_deadline_s", 1e3),
            "e2e": ("e2e_s", "e2e_target_s", 1.0)}
 
@@ -56,12 +69,12 @@ def latency(ctx: Context, name: str) -> Chart:
         if finite(low) and finite(high) and low > 0:
             band.append({"x": qps, "low": low * factor, "high": high * factor})
     deadline = finite(ctx.analysis.slo.get(deadline_key))
-    scale = alt.Scale(type="log", nice=True)
-    y = alt.Y("y:Q", title=t("axis_latency", metric=name.upper(), unit=unit), scale=scale,
-              axis=alt.Axis(format="~s" if unit == "s" else ",~g", tickCount=6))
-    stats = list(STATISTICS)
-    dash = alt.StrokeDash("stat:N", scale=alt.Scale(domain=stats, range=[STAT_DASH[s] for s in stats]))
-    shape = alt.Shape("stat:N", scale=alt.Scale(domain=stats, range=[STAT_SHAPE[s] for s in stats]))
+    scale, ticks = log_scale([p["y"] for p in points] + [b["low"] for b in band] + [b["high"] for b in band]
+                             + [deadline * factor if deadline else None], head=0.16 if endless else 0.0)
+    y = alt.Y("y:Q", title=t("axis_latency", metric=name.upper(), unit=unit), scale=scale, axis=alt.Axis(format=",~f", values=ticks))
+    keys = [Key(s, name, *STAT_SIGNS[s]) for s in STATISTICS]
+    signs = encodings("stat", keys)
+    dash, shape = signs["strokeDash"], signs["shape"]
     behind, front = capacity_marks(ctx)
     layers: list[alt.Chart] = list(behind)
     if band:
@@ -84,20 +97,20 @@ def latency(ctx: Context, name: str) -> Chart:
             mine = [e for e in endless if e["stat"] == statistic]
             if mine:
                 layers.append(alt.Chart(data(mine)).mark_point(size=46, stroke=ink(name), fill=ink("panel")).encode(
-                    x=rate_axis(ctx), y=alt.value(38 + 13 * row), shape=shape,
+                    x=rate_axis(ctx), y=alt.value(9 + 13 * row), shape=shape,
                     tooltip=[alt.Tooltip("x:Q", title=t("axis_offered")), alt.Tooltip("stat:N", title=t("did_not_finish"))]))
         first = min(e["x"] for e in endless)
         layers.append(alt.Chart(data([{"x": first, "text": "∞ " + t("did_not_finish")}])).mark_text(
             align="right", dx=-10, color=ink("muted"), fontSize=11).encode(
-                x=rate_axis(ctx), y=alt.value(38 + 13 * max(STATISTICS.index(e["stat"]) for e in endless)), text="text:N"))
+                x=rate_axis(ctx), y=alt.value(9 + 13 * max(e["row"] for e in endless if e["x"] == first)), text="text:N"))
     rows = [[f.asked(s.offered_qps), str(s.repeat + 1), f.count(s.latency[metric].n if metric in s.latency else None)]
             + [f.percentile(s.latency.get(metric), st) for st in STATISTICS]
             + [f.interval(s.latency[metric].p95_low, s.latency[metric].p95_high, f.duration) if metric in s.latency else ""]
             for s in ctx.stages]
     return Chart(
-        f"latency-{name}", t("chart_latency_title", metric=name.upper()), _latency_caption(ctx, name, metric, deadline),
+        f"latency-{name}", t("chart_latency_title", metric=name.upper()), ctx.caption(_latency_caption(ctx, name, metric, deadline)),
         compose(layers, 340),
-        [t("col_offered"), t("col_repeat"), "n", "p50", "p95", "p99", t("col_p95_interval")], rows, label=name.upper())
+        [t("col_offered"), t("col_repeat"), "n", "p50", "p95", "p99", t("col_p95_interval")], rows, label=name.upper(), keys=keys)
 
 
 def _latency_caption(ctx: Context, name: str, metric: str, deadline: float | None) -> str:
@@ -122,8 +135,8 @@ def _latency_caption(ctx: Context, name: str, metric: str, deadline: float | Non
     return " ".join(parts)
 
 
-CLAUSES = {"joint": ("attainment_joint", [1, 0], "circle", 2.6), "ttft": ("attainment_ttft", [7, 3], "square", 1.8),
-           "tpot": ("attainment_tpot", [2, 3], "triangle-up", 1.8)}
+CLAUSES = {"joint": ("attainment_joint", (), "circle"), "ttft": ("attainment_ttft", (7, 3), "square"),
+           "tpot": ("attainment_tpot", (2, 3), "triangle-up")}
 
 
 def attainment(ctx: Context, per_10k: bool) -> Chart:
@@ -143,7 +156,7 @@ def attainment(ctx: Context, per_10k: bool) -> Chart:
                 continue
             low, high = middle(i.low for i in intervals), middle(i.high for i in intervals)
             points.append({"x": qps, "clause": names[clause], "y": place(share), "text": f.share(share),
-                           "low": place(low if low is not None else share), "high": place(high if high is not None else share),
+                           "key": clause, "low": place(low if low is not None else share), "high": place(high if high is not None else share),
                            "n": sum(i.n for i in intervals)})
     survivors = [{"x": qps, "y": place(v), "clause": t("clause_survivors")} for qps, group in ctx.by_rate()
                  if (v := finite(spread(group, lambda s: s.attainment_survivors))) is not None]
@@ -153,26 +166,28 @@ def attainment(ctx: Context, per_10k: bool) -> Chart:
     else:
         scale = alt.Scale(domain=[0, 1])
         y = alt.Y("y:Q", title=t("axis_attainment"), scale=scale, axis=alt.Axis(format=".0%", tickCount=5))
-    order = [*names.values(), t("clause_survivors")]
-    hues = alt.Scale(domain=order, range=[ink(c) for c in ("joint", "ttft", "tpot", "theory")])
-    colours = alt.Color("clause:N", scale=hues)
-    dash = alt.StrokeDash("clause:N", scale=alt.Scale(domain=order, range=[v[1] for v in CLAUSES.values()] + [[1, 5]]))
-    shape = alt.Shape("clause:N", scale=alt.Scale(domain=order, range=[v[2] for v in CLAUSES.values()] + ["cross"]))
+    keys = [Key(names[c], c, CLAUSES[c][1], CLAUSES[c][2]) for c in CLAUSES] + [Key(t("clause_survivors"), "theory", (1, 5))]
+    signs = encodings("clause", keys)
     behind, front = capacity_marks(ctx)
     base, x = alt.Chart(data(points)), rate_axis(ctx)
-    layers = [*behind, base.mark_area(opacity=0.14).encode(
-        x=x, y=alt.Y("low:Q", scale=scale), y2="high:Q", color=alt.Color("clause:N", scale=hues, legend=None))]
+    layers = list(behind)
+    for clause in CLAUSES:
+        mine = [{k: p[k] for k in ("x", "low", "high")} for p in points if p["key"] == clause]
+        if mine:
+            layers.append(alt.Chart(data(mine)).mark_area(opacity=0.15, color=ink(clause)).encode(
+                x=x, y=alt.Y("low:Q", scale=scale), y2="high:Q"))
     if survivors:
-        layers.append(alt.Chart(data(survivors)).mark_line(strokeWidth=1.6).encode(x=x, y=y, color=colours, strokeDash=dash))
+        layers.append(alt.Chart(data(survivors)).mark_line(strokeWidth=1.6).encode(
+            x=x, y=y, color=signs["color"], strokeDash=signs["strokeDash"]))
     layers.append(base.mark_line().encode(
-        x=x, y=y, color=colours, strokeDash=dash,
-        strokeWidth=alt.condition(f"datum.clause === '{names['joint']}'", alt.value(2.8), alt.value(1.8))))
+        x=x, y=y, color=signs["color"], strokeDash=signs["strokeDash"],
+        strokeWidth=alt.condition("datum.key === 'joint'", alt.value(3), alt.value(1.8))))
     target = finite(ctx.analysis.slo.get("attainment_target"))
     if target is not None:
-        layers += rule_y(place(target), t("label_target", value=f.share(target, 1)), "slo", [8, 4])
+        layers += rule_y(place(target), t("label_target", value=f.share(target, 1)), "slo", [8, 4], below=not per_10k)
     layers += front
-    layers.append(base.mark_point(size=46, filled=True, opacity=1).encode(
-        x=x, y=y, color=colours, shape=shape,
+    layers.append(base.mark_point(filled=True, opacity=1).encode(
+        x=x, y=y, color=signs["color"], shape=signs["shape"], size=alt.condition("datum.key === 'joint'", alt.value(120), alt.value(34)),
         tooltip=[alt.Tooltip("x:Q", title=t("axis_offered")), alt.Tooltip("clause:N", title=t("col_clause")),
                  alt.Tooltip("text:N", title=t("value")), alt.Tooltip("n:Q", title="n")]))
     rows = [[f.asked(s.offered_qps), str(s.repeat + 1), f.count(s.attainment_joint.n)]
@@ -180,10 +195,10 @@ def attainment(ctx: Context, per_10k: bool) -> Chart:
                for i in (s.attainment_joint, s.attainment_ttft, s.attainment_tpot)]
             + [f.share(s.attainment_survivors), _misses(s)] for s in ctx.stages]
     return Chart(
-        "attainment-misses" if per_10k else "attainment-share", t("chart_attainment_title"), _attainment_caption(ctx, target),
+        "attainment-misses" if per_10k else "attainment-share", t("chart_attainment_title"), ctx.caption(_attainment_caption(ctx, target)),
         compose(layers, 320),
         [t("col_offered"), t("col_repeat"), "n", t("clause_joint"), "TTFT", "TPOT", t("clause_survivors"), t("axis_misses")],
-        rows, label=t("tab_misses") if per_10k else t("tab_share"))
+        rows, label=t("tab_misses") if per_10k else t("tab_share"), keys=keys)
 
 
 def _misses(stage: StageAnalysis) -> str:
@@ -228,29 +243,28 @@ def rates(ctx: Context) -> Chart:
             area.append({"x": qps, "low": good, "high": done})
     top = max([s.offered_qps for s in ctx.stages] or [1.0])
     x = rate_axis(ctx)
-    y = alt.Y("y:Q", title=t("axis_rate"), scale=alt.Scale(domain=[0, top * 1.04], nice=False), axis=alt.Axis(tickCount=6, format="~g"))
-    order = [t("rate_offered"), *names]
-    colours = alt.Color("kind:N", scale=alt.Scale(domain=order, range=[ink("theory"), ink("e2e"), ink("joint")]))
-    dash = alt.StrokeDash("kind:N", scale=alt.Scale(domain=order, range=[[2, 4], [7, 3], [1, 0]]))
-    shape = alt.Shape("kind:N", scale=alt.Scale(domain=order, range=["cross", "square", "circle"]))
+    y = alt.Y("y:Q", title=t("axis_rate"), scale=alt.Scale(domain=[0, top * 1.04], nice=False), axis=alt.Axis(tickCount=6, format=",~f"))
+    keys = [Key(t("rate_offered"), "theory", (2, 4)), Key(names[0], "e2e", (7, 3), "square"), Key(names[1], "joint", (), "circle"),
+            Key(t("rate_waste"), "waste", area=True)]
+    signs = encodings("kind", keys)
     behind, front = capacity_marks(ctx)
-    diagonal = alt.Chart(data([{"x": 0, "y": 0, "kind": order[0]}, {"x": top, "y": top, "kind": order[0]}]))
+    diagonal = alt.Chart(data([{"x": 0, "y": 0, "kind": keys[0].label}, {"x": top, "y": top, "kind": keys[0].label}]))
     base = alt.Chart(data(points))
     layers = [
         *behind,
         alt.Chart(data(area)).mark_area(color=ink("waste"), opacity=0.75).encode(x=x, y=alt.Y("low:Q"), y2="high:Q"),
-        diagonal.mark_line(strokeWidth=1.6).encode(x=x, y=y, color=colours, strokeDash=dash),
+        diagonal.mark_line(strokeWidth=1.6).encode(x=x, y=y, color=signs["color"], strokeDash=signs["strokeDash"]),
         *front,
-        base.mark_line().encode(x=x, y=y, color=colours, strokeDash=dash),
+        base.mark_line().encode(x=x, y=y, color=signs["color"], strokeDash=signs["strokeDash"]),
         base.mark_point(size=46, filled=True, opacity=1).encode(
-            x=x, y=y, color=colours, shape=shape,
+            x=x, y=y, color=signs["color"], shape=signs["shape"],
             tooltip=[alt.Tooltip("x:Q", title=t("axis_offered")), alt.Tooltip("kind:N", title=t("col_kind")),
                      alt.Tooltip("text:N", title=t("axis_rate"))]),
     ]
     rows = [[f.asked(s.offered_qps), str(s.repeat + 1), f.rate(s.arrival_qps), f.rate(s.completed_qps), f.rate(s.goodput_qps),
              f.count(s.output_tps)] for s in ctx.stages]
-    return Chart("rates", t("chart_rates_title"), _rates_caption(ctx), compose(layers),
-                 [t("col_offered"), t("col_repeat"), t("col_arrived"), t("rate_completed"), t("rate_goodput"), t("col_tokens")], rows)
+    return Chart("rates", t("chart_rates_title"), ctx.caption(_rates_caption(ctx)), compose(layers),
+                 [t("col_offered"), t("col_repeat"), t("col_arrived"), t("rate_completed"), t("rate_goodput"), t("col_tokens")], rows, keys=keys, width=HALF)
 
 
 def _rates_caption(ctx: Context) -> str:
@@ -278,20 +292,24 @@ def token_speed(ctx: Context) -> Chart | None:
     if len(points) < 2:
         return None
     base = alt.Chart(data(points))
-    x = alt.X("x:Q", title=t("axis_user_speed"), scale=alt.Scale(zero=False, nice=True), axis=alt.Axis(format="~g"))
-    y = alt.Y("y:Q", title=t("axis_tps"), scale=alt.Scale(zero=True), axis=alt.Axis(format=",~g", tickCount=5))
+    x = alt.X("x:Q", title=t("axis_user_speed"), scale=alt.Scale(zero=False, nice=True), axis=alt.Axis(format=",~f"))
+    y = alt.Y("y:Q", title=t("axis_tps"), scale=alt.Scale(zero=True), axis=alt.Axis(format=",~f", tickCount=5))
     layers = [
         base.mark_line(color=ink("theory"), strokeWidth=1.4, strokeDash=[4, 3]).encode(x=x, y=y, order="qps:Q"),
         base.mark_point(size=60, filled=True, fill=ink("tpot"), opacity=1).encode(
             x=x, y=y, tooltip=[alt.Tooltip("qps:Q", title=t("axis_offered")), alt.Tooltip("x:Q", title=t("axis_user_speed"), format=".1f"),
                                alt.Tooltip("y:Q", title=t("axis_tps"), format=",.0f")]),
     ]
-    if len(points) <= 16:
-        layers.append(base.mark_text(align="left", dx=8, dy=-7, color=ink("muted"), fontSize=11).encode(x=x, y=y, text="text:N"))
+    named: list[dict[str, Any]] = []
+    wide, tall = max(p["x"] for p in points) - min(p["x"] for p in points), max(p["y"] for p in points)
+    for p in points:  # a name only where it does not stand on another one
+        if all(abs(p["x"] - q["x"]) > 0.06 * wide or abs(p["y"] - q["y"]) > 0.09 * tall for q in named):
+            named.append(p)
+    layers.append(alt.Chart(data(named)).mark_text(align="left", dx=8, dy=-7, color=ink("muted"), fontSize=11).encode(x=x, y=y, text="text:N"))
     deadline = finite(ctx.analysis.slo.get("tpot_deadline_s"))
     rows = [[f.asked(p["qps"]), f.plain(p["x"], 1), f.count(p["y"])] for p in points]
     first, last = points[0], points[-1]
     return Chart("token-speed", t("chart_speed_title"),
                  t("cap_speed", low=f.plain(first["x"], 0), high=f.plain(last["x"], 0), q1=f.asked(first["qps"]), q2=f.asked(last["qps"]),
                    limit=f.plain(1 / deadline, 0) if deadline else "–"),
-                 compose(layers, 260), [t("col_offered"), t("axis_user_speed"), t("axis_tps")], rows)
+                 compose(layers), [t("col_offered"), t("axis_user_speed"), t("axis_tps")], rows, width=HALF)

@@ -11,7 +11,20 @@ from typing import Any
 import altair as alt
 
 from bench.records.analysis import StageAnalysis
-from reports.charts import Chart, Context, capacity_marks, compose, data, rate_axis, rule_y, stage_label
+from reports.charts import (
+    HALF,
+    Chart,
+    Context,
+    Key,
+    capacity_marks,
+    compose,
+    data,
+    encodings,
+    log_scale,
+    rate_axis,
+    rule_y,
+    stage_label,
+)
 from reports.figures import finite, number
 from reports.themes import HEAT_LEVELS, ink
 
@@ -19,31 +32,44 @@ LAYERS = ("channel", "script", "scheduler", "client")
 HEAT_COLUMNS, HEAT_ROWS = 72, 26  # the most cells that a static drawing should hold
 
 
-def ecdf(ctx: Context, stage: StageAnalysis, name: str) -> Chart | None:
-    """The distribution of TTFT or TPOT over ALL arrivals of one stage; the plateau shows who never finished."""
-    t, f = ctx.words, ctx.figures
+def _ecdf_points(stage: StageAnalysis, name: str) -> list[list[float]]:
     raw = stage.ecdf_ttft if name == "ttft" else stage.ecdf_tpot
-    points = [{"x": a * 1e3, "y": b} for a, b in ((number(p[0]), number(p[1])) for p in raw if len(p) >= 2)
-              if a is not None and b is not None and math.isfinite(a) and a > 0]
-    if len(points) < 2:
-        return None
+    return [[float(f"{a * 1e3:.4g}"), round(b, 4)] for a, b in ((number(p[0]), number(p[1])) for p in raw if len(p) >= 2)
+            if a is not None and b is not None and math.isfinite(a) and a > 0]
+
+
+def ecdf_frame(ctx: Context, name: str) -> dict[str, Any]:
+    """The spec that all stages share, on one axis so that they can be compared; its data is empty.
+
+    A stage's points go into the data set `p` as [value in ms, share] pairs.
+    """
+    t, f = ctx.words, ctx.figures
     deadline = finite(ctx.analysis.slo.get(f"{name}_deadline_s"))
-    x = alt.X("x:Q", title=f"{name.upper()} (ms)", scale=alt.Scale(type="log", nice=False), axis=alt.Axis(format="~s", tickCount=5))
-    y = alt.Y("y:Q", title=t("axis_share_arrivals"), scale=alt.Scale(domain=[0, 1]), axis=alt.Axis(format=".0%", tickCount=4))
-    layers = [alt.Chart(data(points)).mark_line(color=ink(name), interpolate="step-after").encode(x=x, y=y)]
+    everything = [p[0] for s in ctx.analysis.stages for p in _ecdf_points(s, name)]
+    scale, ticks = log_scale([*everything, deadline * 1e3 if deadline else None])
+    x = alt.X("0:Q", title=f"{name.upper()} (ms)", scale=scale, axis=alt.Axis(format=",~f", values=ticks, labelOverlap=True))
+    y = alt.Y("1:Q", title=t("axis_share_arrivals"), scale=alt.Scale(domain=[0, 1]), axis=alt.Axis(format=".0%", tickCount=4))
+    layers = [alt.Chart(alt.NamedData("p")).mark_line(color=ink(name), interpolate="step-after").encode(x=x, y=y)]
     if deadline:
         line = alt.Chart(data([{"x": deadline * 1e3, "text": f"SLO {f.duration(deadline)}"}]))
         layers.append(line.mark_rule(color=ink("slo"), strokeDash=[8, 4], strokeWidth=1.6).encode(x="x:Q"))
-        layers.append(line.mark_text(color=ink("slo"), align="right", baseline="top", dx=-5, fontSize=11, fontWeight=600).encode(
-            x="x:Q", y=alt.value(2), text="text:N"))
-    p = stage.latency.get(f"{name}_s")
+        layers.append(line.mark_text(color=ink("slo"), align="right", baseline="bottom", dx=3, fontSize=11, fontWeight=600).encode(
+            x="x:Q", y=alt.value(-5), text="text:N"))
+    return compose(layers, 220)
+
+
+def ecdf(ctx: Context, stage: StageAnalysis, name: str, frame: dict[str, Any]) -> Chart | None:
+    """The distribution of TTFT or TPOT over ALL arrivals of one stage; the plateau shows who never finished."""
+    t, f = ctx.words, ctx.figures
+    points = _ecdf_points(stage, name)
+    if len(points) < 2:
+        return None
+    deadline = finite(ctx.analysis.slo.get(f"{name}_deadline_s"))
     interval = stage.attainment_ttft if name == "ttft" else stage.attainment_tpot
     caption = t("cap_ecdf", metric=name.upper(), share=f.share(interval.value), n=f.count(interval.n),
                 slo=f.duration(deadline) if deadline else "–")
-    rows = [["p50", f.percentile(p, "p50")], ["p90", f.percentile(p, "p90")], ["p95", f.percentile(p, "p95")],
-            ["p99", f.percentile(p, "p99")], [t("value_max"), f.duration(p.maximum if p else None)]]
-    return Chart(f"ecdf-{name}-{stage.stage}", f"{name.upper()} · {stage_label(stage)}", caption, compose(layers, 190),
-                 [t("col_statistic"), name.upper()], rows, width=380)
+    spec = {**frame, "datasets": {**frame.get("datasets", {}), "p": points}}
+    return Chart(f"ecdf-{name}-{stage.stage}", f"{name.upper()} · {stage_label(stage)}", caption, spec, [], [], width=HALF, mini=True)
 
 
 def errors(ctx: Context) -> Chart | None:
@@ -66,9 +92,10 @@ def errors(ctx: Context) -> Chart | None:
             planned = max(1, by_stage[stage].planned)
             points.append({"x": labels[stage], "y": count / planned, "layer": t(f"layer_{layer}"), "rank": LAYERS.index(layer),
                            "count": count, "planned": planned})
-    colours = alt.Color("layer:N", scale=alt.Scale(domain=order, range=[ink(f"layer_{n}") for n in LAYERS]))
+    keys = [Key(name, f"layer_{layer}", area=True) for name, layer in zip(order, LAYERS, strict=True)]
+    colours = encodings("layer", keys)["color"]
     top = max((sum(p["y"] for p in points if p["x"] == label) for label in axis_order), default=0) or 0.01
-    layers = [alt.Chart(data(points)).mark_bar(stroke=ink("panel"), strokeWidth=1.5, width={"band": 0.62}).encode(
+    layers = [alt.Chart(data(points)).mark_bar(stroke=ink("panel"), strokeWidth=0.8, width={"band": 0.62}).encode(
         x=alt.X("x:N", title=t("axis_offered"), sort=axis_order, scale=alt.Scale(domain=axis_order),
                 axis=alt.Axis(labelAngle=0, labelOverlap=True)),
         y=alt.Y("y:Q", title=t("axis_failed"), stack="zero", scale=alt.Scale(domain=[0, min(1.0, top * 1.12)], nice=True),
@@ -83,7 +110,7 @@ def errors(ctx: Context) -> Chart | None:
     caption = t("cap_errors", n=f.count(total), planned=f.count(planned), code=biggest.code,
                 share=f.share(sum(g.count for g in groups if g.code == biggest.code) / total, 0))
     return Chart("errors", t("chart_errors_title"), caption, compose(layers, 240),
-                 [t("col_offered"), t("col_planned"), *order], rows)
+                 [t("col_offered"), t("col_planned"), *order], rows, keys=keys)
 
 
 def _merged(counts: list[list[float]], columns: int, rows: int) -> tuple[list[list[float]], int, int]:
@@ -132,12 +159,12 @@ def heatmap(ctx: Context) -> Chart | None:
     names = [f"≥ {f.count(step)}" for step in steps]
     cells = _cells(merged, t_cut, e_cut, level, names)
     strip = [{"t": t_cut[i], "t2": t_cut[i + 1], "n": names[level(c)], "count": c} for i, c in enumerate(never) if c >= 1]
-    x = alt.X("t:Q", title=t("axis_arrival_time"), scale=alt.Scale(domain=[t_cut[0], t_cut[-1]], nice=False), axis=alt.Axis(tickCount=8, format="~g"))
+    x = alt.X("t:Q", title=t("axis_arrival_time"), scale=alt.Scale(domain=[t_cut[0], t_cut[-1]], nice=False), axis=alt.Axis(tickCount=8, format=",~f"))
+    _, ticks = log_scale([e_cut[0], e_cut[-1]], 1.0)
     scale = alt.Scale(type="log" if logarithmic else "linear", domain=[e_cut[0], e_cut[-1] * (1.25 if strip and logarithmic else 1)], nice=False)
-    y = alt.Y("e:Q", title=t("axis_e2e"), scale=scale, axis=alt.Axis(format="~g", tickCount=6))
-    colours = alt.Color("n:N", scale=alt.Scale(domain=names, range=[ink(f"heat_{round(k * (HEAT_LEVELS - 1) / max(1, len(names) - 1))}")
-                                                                    for k in range(len(names))]),
-                        legend=alt.Legend(title=None, symbolType="square"))
+    y = alt.Y("e:Q", title=t("axis_e2e"), scale=scale, axis=alt.Axis(format=",~f", values=ticks) if logarithmic else alt.Axis(format=",~f", tickCount=6))
+    keys = [Key(name, f"heat_{round(k * (HEAT_LEVELS - 1) / max(1, len(names) - 1))}", area=True) for k, name in enumerate(names)]
+    colours = encodings("n", keys)["color"]
     layers = [alt.Chart(data(cells)).mark_rect(strokeWidth=0).encode(x=x, x2="t2:Q", y=y, y2="e2:Q", color=colours)]
     target = finite(ctx.analysis.slo.get("e2e_target_s"))
     if target and e_cut[0] < target < e_cut[-1]:
@@ -145,8 +172,6 @@ def heatmap(ctx: Context) -> Chart | None:
     if strip:
         layers.append(alt.Chart(data(strip)).mark_rect(strokeWidth=0).encode(
             x=x, x2="t2:Q", y=alt.value(0), y2=alt.value(11), color=colours))
-        layers.append(alt.Chart(data([{"text": "∞ " + t("did_not_finish")}])).mark_text(
-            align="left", baseline="middle", fontSize=11, color=ink("muted")).encode(x=alt.value(6), y=alt.value(6), text="text:N"))
     total, lost = sum(map(sum, merged)) + sum(never), sum(never)
     caption = t("cap_heatmap", n=f.count(total)) + (" " + t("cap_heatmap_never", n=f.count(lost)) if lost else "")
     rows = []
@@ -157,7 +182,7 @@ def heatmap(ctx: Context) -> Chart | None:
     if lost:
         rows.append([t("did_not_finish"), f.count(lost), f.share(lost / total)])
     return Chart("heatmap", t("chart_heatmap_title"), caption, compose(layers, 300),
-                 [t("axis_e2e"), t("col_count"), t("col_share")], rows)
+                 [t("axis_e2e"), t("col_count"), t("col_share")], rows, keys=keys)
 
 
 def _cells(merged: list[list[float]], t_cut: list[Any], e_cut: list[Any], level: Any, names: list[str]) -> list[dict[str, Any]]:
@@ -188,13 +213,15 @@ def sender(ctx: Context) -> Chart | None:
     deadline = finite(ctx.analysis.slo.get("ttft_deadline_s"))
     limit = max(0.005, 0.05 * deadline) if deadline else 0.005
     x = rate_axis(ctx)
-    y = alt.Y("y:Q", title=t("axis_lag"), scale=alt.Scale(type="log", nice=True), axis=alt.Axis(format="~g", tickCount=5))
-    dash = alt.StrokeDash("stat:N", scale=alt.Scale(domain=["p50", "p99"], range=[[1, 0], [2, 3]]))
-    shape = alt.Shape("stat:N", scale=alt.Scale(domain=["p50", "p99"], range=["circle", "triangle-up"]))
+    scale, ticks = log_scale([p["y"] for p in points] + [limit * 1e3])
+    y = alt.Y("y:Q", title=t("axis_lag"), scale=scale, axis=alt.Axis(format=",~f", values=ticks))
+    keys = [Key("p50", "theory", (7, 3), "circle"), Key("p99", "theory", (2, 3), "triangle-up")]
+    signs = encodings("stat", keys)
+    dash, shape = signs["strokeDash"], signs["shape"]
     base = alt.Chart(data(points))
     colour = ink("theory")
     layers = [base.mark_line(color=colour).encode(x=x, y=y, strokeDash=dash) if not ctx.repeated() else
-              base.mark_line(color=colour).encode(x=x, y=alt.Y("median(y):Q", title=t("axis_lag")), strokeDash=dash),
+              base.mark_line(color=colour).encode(x=x, y=alt.Y("median(y):Q", title=t("axis_lag"), scale=scale), strokeDash=dash),
               *rule_y(limit * 1e3, t("label_limit", value=f.duration(limit)), "slo", [8, 4]),
               base.mark_point(size=42, filled=True, color=colour, opacity=1).encode(
                   x=x, y=y, shape=shape, tooltip=[alt.Tooltip("x:Q", title=t("axis_offered")), alt.Tooltip("text:N", title=t("value"))])]
@@ -206,7 +233,7 @@ def sender(ctx: Context) -> Chart | None:
              f.duration(s.stimulus.loop_lag_p99_s), f.share(s.stimulus.client_cpu_max_ratio, 0)] for s in ctx.stages]
     return Chart("sender", t("chart_sender_title"), caption, compose(layers, 220),
                  [t("col_offered"), t("col_repeat"), t("col_planned"), t("col_sent"), t("col_rate_error"), t("col_gap_cv"),
-                  t("col_dispersion"), t("col_ks"), t("col_lag_p50"), t("col_lag_p99"), t("col_loop_lag"), t("col_cpu")], rows)
+                  t("col_dispersion"), t("col_ks"), t("col_lag_p50"), t("col_lag_p99"), t("col_loop_lag"), t("col_cpu")], rows, keys=keys)
 
 
 def model(ctx: Context) -> list[Chart]:
@@ -229,14 +256,14 @@ def model(ctx: Context) -> list[Chart]:
                 predictions.append({"x": r["offered_qps"], "y": guess * 1e3, "kind": name, "text": f.duration(guess)})
                 if value:
                     residuals.append({"x": r["offered_qps"], "y": guess / value - 1, "kind": name})
-    order = [measured, *names]
-    hues = alt.Scale(domain=order, range=[ink("ttft")] + [ink(("theory", "model_b", "e2e")[i % 3]) for i in range(len(names))])
-    dashes = alt.Scale(domain=order, range=[[1, 0]] + [[[2, 4], [8, 3], [6, 2, 1, 2]][i % 3] for i in range(len(names))])
-    shapes = alt.Scale(domain=order, range=["circle"] + [("square", "triangle-up", "diamond")[i % 3] for i in range(len(names))])
-    colours = alt.Color("kind:N", scale=hues)
-    dash, shape = alt.StrokeDash("kind:N", scale=dashes), alt.Shape("kind:N", scale=shapes)
+    keys = [Key(measured, "ttft", (), "circle", line=False)] + [
+        Key(n, ("theory", "model_b", "e2e")[i % 3], ((2, 4), (8, 3), (6, 2, 1, 2))[i % 3], ("square", "triangle-up", "diamond")[i % 3])
+        for i, n in enumerate(names)]
+    signs = encodings("kind", keys)
+    colours, dash, shape = signs["color"], signs["strokeDash"], signs["shape"]
+    scale, ticks = log_scale([p["y"] for p in points + predictions])
     x = rate_axis(ctx)
-    y = alt.Y("y:Q", title=f"{raw.get('quantity') or t('axis_wait')} (ms)", scale=alt.Scale(type="log", nice=True), axis=alt.Axis(format=",~g", tickCount=6))
+    y = alt.Y("y:Q", title=f"{raw.get('quantity') or t('axis_wait')} (ms)", scale=scale, axis=alt.Axis(format=",~f", values=ticks))
     behind, front = capacity_marks(ctx)
     tips = [alt.Tooltip("x:Q", title=t("axis_offered")), alt.Tooltip("kind:N", title=t("col_kind")), alt.Tooltip("text:N", title=t("value"))]
     layers = [*behind, *front]
@@ -249,7 +276,7 @@ def model(ctx: Context) -> list[Chart]:
              + [f.duration((r.get("predicted") or {}).get(n)) for n in names]
              for r in sorted(rows, key=lambda r: r["offered_qps"])]
     charts = [Chart("model", t("chart_model_title"), raw.get("sentence") or t("cap_model"), compose(layers, 300),
-                    [t("col_offered"), "ρ", measured, *names], table)]
+                    [t("col_offered"), "ρ", measured, *names], table, keys=keys)]
     if residuals:
         bound = 1.0
         shown = [{**r, "y": max(-bound, min(bound, r["y"]))} for r in residuals]
@@ -257,10 +284,10 @@ def model(ctx: Context) -> list[Chart]:
         base = alt.Chart(data(shown))
         strip = [alt.Chart(data([{"y": -0.2, "y2": 0.2}])).mark_rect(color=ink("wedge")).encode(y=alt.Y("y:Q"), y2="y2:Q"),
                  alt.Chart(data([{"y": 0}])).mark_rule(color=ink("theory"), strokeDash=[2, 4]).encode(y="y:Q"),
-                 base.mark_line(strokeWidth=1.4).encode(x=x, y=ry, color=alt.Color("kind:N", scale=hues, legend=None), strokeDash=alt.StrokeDash("kind:N", scale=dashes, legend=None)),
-                 base.mark_point(size=44, filled=True, opacity=1).encode(x=x, y=ry, color=alt.Color("kind:N", scale=hues, legend=None), shape=alt.Shape("kind:N", scale=shapes, legend=None))]
+                 *([] if ctx.repeated() else [base.mark_line(strokeWidth=1.4).encode(x=x, y=ry, color=colours, strokeDash=dash)]),
+                 base.mark_point(size=44, filled=True, opacity=1).encode(x=x, y=ry, color=colours, shape=shape)]
         inside = [r for r in residuals if abs(r["y"]) <= 0.2]
         charts.append(Chart("residual", t("chart_residual_title"), t("cap_residual", n=len(inside), all=len(residuals)), compose(strip, 150),
                             [t("col_offered"), t("col_kind"), t("axis_residual")],
-                            [[f.asked(r["x"]), r["kind"], f.signed_share(r["y"])] for r in residuals]))
+                            [[f.asked(r["x"]), r["kind"], f.signed_share(r["y"])] for r in residuals], keys=keys[1:]))
     return charts

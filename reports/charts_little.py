@@ -10,7 +10,7 @@ from typing import Any
 import altair as alt
 
 from bench.records.analysis import Little
-from reports.charts import Chart, Context, compose, data
+from reports.charts import HALF, Chart, Context, Key, compose, data, encodings, log_scale, rate_list
 from reports.figures import finite
 from reports.themes import ink
 
@@ -40,19 +40,21 @@ def law(ctx: Context) -> Chart | None:
     high = max(max(p["x"], p["y"]) for p in points) * 1.6
     line = [{"x": low, "y": low, "low": low * (1 - WEDGE), "high": low * (1 + WEDGE)},
             {"x": high, "y": high, "low": high * (1 - WEDGE), "high": high * (1 + WEDGE)}]
-    scale = alt.Scale(type="log", domain=[low, high], nice=False, clamp=True)
-    x = alt.X("x:Q", title=t("axis_lambda_w"), scale=scale, axis=alt.Axis(format="~s", tickCount=6))
-    y = alt.Y("y:Q", title=t("axis_l"), scale=scale, axis=alt.Axis(format="~s", tickCount=6))
+    _, ticks = log_scale([low, high], 1.0)
+    scale = alt.Scale(type="log", domain=[float(f"{low:.4g}"), float(f"{high:.4g}")], nice=False, clamp=True)
+    x = alt.X("x:Q", title=t("axis_lambda_w"), scale=scale, axis=alt.Axis(format=",~f", values=ticks, grid=True))
+    y = alt.Y("y:Q", title=t("axis_l"), scale=scale, axis=alt.Axis(format=",~f", values=ticks))
     used = [v for v in sources.values() if any(p["source"] == v for p in points)]
     marks = {sources["gauge"]: ("circle", "ttft"), sources["server"]: ("square", "layer_script"), sources["integral"]: ("diamond", "theory")}
-    colours = alt.Color("source:N", scale=alt.Scale(domain=used, range=[ink(marks[u][1]) for u in used]))
-    shape = alt.Shape("source:N", scale=alt.Scale(domain=used, range=[marks[u][0] for u in used]))
+    keys = [Key(u, marks[u][1], (), marks[u][0], line=False) for u in used]
+    signs = encodings("source", keys)
+    keys += [Key("L = λ·W", "theory", (2, 4)), Key("± 20 %", "wedge", area=True)]
     base, guide = alt.Chart(data(points)), alt.Chart(data(line))
     layers = [
         guide.mark_area(color=ink("wedge")).encode(x=x, y=alt.Y("low:Q", scale=scale), y2="high:Q"),
         guide.mark_line(color=ink("theory"), strokeDash=[2, 4], strokeWidth=1.6).encode(x=x, y=y),
         base.mark_point(size=64, filled=True, opacity=0.95).encode(
-            x=x, y=y, color=colours, shape=shape,
+            x=x, y=y, color=signs["color"], shape=signs["shape"],
             tooltip=[alt.Tooltip("label:N", title=t("axis_offered")), alt.Tooltip("source:N", title=t("col_source")),
                      alt.Tooltip("x:Q", title="λ·W", format=".4~g"), alt.Tooltip("y:Q", title="L", format=".4~g"),
                      alt.Tooltip("gap:N", title=t("col_gap"))]),
@@ -66,7 +68,7 @@ def law(ctx: Context) -> Chart | None:
              f.plain(s.little.in_flight_mean_integral, 1), f.signed_share(gap(s.little)), s.stationarity] for s in ctx.stages]
     return Chart("little", t("chart_little_title"), _caption(ctx), compose(layers, 320),
                  [t("col_offered"), t("col_repeat"), "λ (1/s)", "W", "λ·W", f"L {t('little_gauge')}", f"L {t('little_server')}",
-                  f"L {t('little_integral')}", t("col_gap"), t("col_steady")], rows)
+                  f"L {t('little_integral')}", t("col_gap"), t("col_steady")], rows, keys=keys, width=HALF)
 
 
 def gap(little: Little) -> float | None:
@@ -89,7 +91,7 @@ def _caption(ctx: Context) -> str:
         worst, stage = max(steady, key=lambda pair: pair[0])
         parts.append(t("cap_little_steady", gap=f.share(worst, 1), qps=f.asked(stage.offered_qps)))
     if outside:
-        parts.append(t("cap_little_outside", n=len(outside), list=", ".join(f.asked(q) for q in outside[:8])))
+        parts.append(t("cap_little_outside", n=len(outside), list=rate_list(outside)))
     elif not steady:
         parts.append(t("cap_little_inside"))
     return " ".join(parts)
@@ -103,7 +105,7 @@ def over_time(ctx: Context) -> Chart | None:
     if len(points) < 2:
         return None
     x = alt.X("t:Q", title=t("axis_time"), scale=alt.Scale(domain=[min(0, points[0]["t"]), points[-1]["t"]], nice=False),
-              axis=alt.Axis(tickCount=8, format="~g"))
+              axis=alt.Axis(tickCount=8, format=",~f"))
     layers: list[alt.Chart] = []
     ordered = sorted(ctx.analysis.stages, key=lambda s: s.stage)
     bands = []
@@ -119,8 +121,8 @@ def over_time(ctx: Context) -> Chart | None:
             warm.append({"t": start, "t2": w_start})
         if finite(s.little.lambda_w) is not None:
             steps.append({"t": w_start, "t2": w_end, "n": s.little.lambda_w})
-    y = alt.Y("n:Q", title=t("axis_in_flight"), scale=alt.Scale(zero=True), axis=alt.Axis(tickCount=5, format="~g"))
-    if bands:
+    y = alt.Y("n:Q", title=t("axis_in_flight"), scale=alt.Scale(zero=True), axis=alt.Axis(tickCount=5, format=",~f"))
+    if bands and len(bands) <= 40:
         for shade in "ab":
             mine = [b for b in bands if b["shade"] == shade]
             if mine:
@@ -128,21 +130,26 @@ def over_time(ctx: Context) -> Chart | None:
         if warm:
             layers.append(alt.Chart(data(warm)).mark_rect(color=ink("warmup")).encode(x=x, x2="t2:Q"))
         if len(bands) <= 20:
-            layers.append(alt.Chart(data(bands)).mark_text(baseline="top", fontSize=11, color=ink("muted")).encode(
-                x=alt.X("mid:Q"), y=alt.value(3), text="text:N"))
+            layers.append(alt.Chart(data(bands)).mark_text(baseline="bottom", fontSize=11, color=ink("muted")).encode(
+                x=alt.X("mid:Q"), y=alt.value(-5), text="text:N"))
     layers.append(alt.Chart(data(points)).mark_line(color=ink("ttft"), strokeWidth=1.4).encode(x=x, y=y))
     if steps:
         layers.append(alt.Chart(data(steps)).mark_rule(color=ink("slo"), strokeWidth=2.2, strokeDash=[8, 4]).encode(x=x, x2="t2:Q", y=y))
+    keys = [Key(t("axis_in_flight"), "ttft")]
+    if steps:
+        keys.append(Key(t("key_steps"), "slo", (8, 4)))
+    if 0 < len(bands) <= 40:
+        keys += [Key(t("key_window"), "stage_b", area=True)] + ([Key(t("key_warmup"), "warmup", area=True)] if warm else [])
     highest = max(points, key=lambda p: p["n"])
     parts = [t("cap_time", n=f.count(highest["n"]), t=f.duration(highest["t"]))]
     growing = sorted({s.offered_qps for s in ctx.stages if s.stationarity == "UNSTABLE"})
     if growing:
-        parts.append(t("cap_time_growing", list=", ".join(f.asked(q) for q in growing[:8])))
-    if bands:
+        parts.append(t("cap_time_growing", list=rate_list(growing)))
+    if 0 < len(bands) <= 20:
         parts.append(t("cap_time_bands"))
     rows = [[f"{s.stage:02d}", f.asked(s.offered_qps), f.duration(getattr(s, "window_start_s", None)), f.duration(getattr(s, "window_end_s", None)),
              f.plain(s.little.in_flight_mean_integral, 1), f.plain(s.in_flight_growth_qps, 2), f.duration(s.drain_s), s.stationarity]
             for s in ordered]
-    return Chart("in-flight", t("chart_time_title"), " ".join(parts), compose(layers, 260),
+    return Chart("in-flight", t("chart_time_title"), " ".join(parts), compose(layers, 320),
                  [t("col_stage"), t("col_offered"), t("col_window_start"), t("col_window_end"), "L", t("col_growth"), t("col_drain"),
-                  t("col_steady")], rows)
+                  t("col_steady")], rows, keys=keys, width=HALF)

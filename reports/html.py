@@ -25,11 +25,11 @@ from bench.records.analysis import Analysis
 from reports import charts_capacity, charts_detail, charts_little, svg, tables, view
 from reports.charts import Chart, Context, live_spec, static_spec
 from reports.figures import Figures
-from reports.themes import FONT, chart_config, css_variables
+from reports.themes import FONT, chart_config, css_variables, ink
 from reports.words import Words
 
 TEMPLATES = Path(__file__).parent / "templates"
-DRAWN_DETAILS = 16  # stages whose distributions are drawn ahead; of more, the rest is drawn when opened
+DRAWN_DETAILS = 12  # stages whose distributions are drawn ahead; of more, the rest is drawn when opened
 
 
 def render(analysis: Analysis, *, lang: str = "en", live: bool = True) -> str:
@@ -66,13 +66,23 @@ def render(analysis: Analysis, *, lang: str = "en", live: bool = True) -> str:
     )
 
 
+# Legend symbols, about 8 px around (17, 7).
+SYMBOL_PATHS = {
+    "circle": "M13 7a4 4 0 1 0 8 0a4 4 0 1 0 -8 0Z", "square": "M13.4 3.4h7.2v7.2h-7.2Z", "triangle-up": "M17 2.4L21.6 10.6H12.4Z",
+    "diamond": "M17 2L21.4 7L17 12L12.6 7Z",
+}
+
+
 class _Drawn:
     """A chart with its number and its drawing, as the templates want it."""
 
     def __init__(self, chart: Chart, number: int, inner: str, width: int, height: int) -> None:
         self.chart, self.number, self.width, self.height = chart, number, width, height
         self.svg = Markup(inner)
-        self.narrow = chart.width < 500
+        self.narrow = chart.width < 600
+        self.keys = [
+            {"label": k.label, "ink": ink(k.colour), "edge": ink("axis"), "area": k.area, "line": k.line,
+             "dash": " ".join(map(str, k.dash)), "path": SYMBOL_PATHS.get(k.shape, "")} for k in chart.keys]
 
 
 class _Page:
@@ -83,13 +93,13 @@ class _Page:
         self.number = 0
         self.specs: dict[str, Any] = {}
 
-    def add(self, chart: Chart | None, *, draw: bool = True, same_number: bool = False) -> _Drawn | None:
+    def add(self, chart: Chart | None, *, draw: bool = True, live: bool = True, same_number: bool = False) -> _Drawn | None:
         if chart is None:
             return None
-        if not same_number and chart.width > 500:
+        if not same_number and not chart.mini:
             self.number += 1
         inner, width, height = svg.draw(static_spec(chart)) if draw else ("", 0, 0)
-        if self.live:
+        if self.live and live:
             self.specs[chart.chart_id] = live_spec(chart)
         return _Drawn(chart, self.number, inner, width, height)
 
@@ -117,12 +127,20 @@ def _stages(ctx: Context, page: _Page) -> list[dict[str, Any]]:
     ordered = ctx.stages
     focus = ctx.knee_qps or ctx.analysis.target_qps or (ordered[0].offered_qps if ordered else 0)
     drawn = {s.stage for s in sorted(ordered, key=lambda s: abs(s.offered_qps - focus))[:DRAWN_DETAILS]}
+    frames = {name: charts_detail.ecdf_frame(ctx, name) for name in ("ttft", "tpot")} if ordered else {}
     out = []
     for stage in ordered:
         row = tables.stage_row(ctx, stage)
-        charts = [charts_detail.ecdf(ctx, stage, name) for name in ("ttft", "tpot")]
-        draw = stage.stage in drawn
-        row["figures"] = [page.add(c, draw=draw) for c in charts if c is not None and (draw or page.live)]
+        row["figures"] = []
+        for name, frame in frames.items():
+            chart = charts_detail.ecdf(ctx, stage, name, frame)
+            draw = stage.stage in drawn
+            if chart is None or not (draw or page.live):
+                continue
+            row["figures"].append(page.add(chart, draw=draw, live=False))
+            if not draw:  # the page keeps one frame and each stage's points
+                page.specs[f"frame-{name}"] = live_spec(Chart("", "", "", frame, [], []))
+                page.specs[chart.chart_id] = {"frame": f"frame-{name}", "p": chart.spec["datasets"]["p"]}
         out.append(row)
     return out
 

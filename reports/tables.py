@@ -17,6 +17,7 @@ from reports.figures import finite, number
 from reports.view import STAGE_KINDS, reason_view, statistic_name
 
 SECRET = re.compile(r"api_?key$|token$|secret|password|authorization|cookie", re.IGNORECASE)
+UNIT = re.compile(r"_(s|ms|qps|tps|tokens|bytes|ratio)$")
 GLOSSARY = ("arrival", "window", "offered", "attainment", "ttft", "tpot", "e2e", "residence", "goodput", "percentile", "wilson",
             "knee", "watermark", "little", "stationarity", "lag", "cv", "dispersion", "ks", "status", "validity")
 FORMULAS = {
@@ -138,7 +139,9 @@ def by_suffix(ctx: Context, key: str, value: Any) -> str:
     """A value of a free-form record, by the unit at the end of its name."""
     f = ctx.figures
     if isinstance(value, bool) or value is None or isinstance(value, (list, dict)) or number(value) is None:
-        return ctx.words("not_measured") if value is None else str(value)
+        if value is None:
+            return ctx.words("not_measured") if UNIT.search(key) else "–"
+        return str(value)
     if key.endswith("_s"):
         return f.duration(value)
     if key.endswith("_ratio"):

@@ -71,12 +71,13 @@ def verdict(ctx: Context) -> dict[str, Any]:
         marks.append(t("mark_simulated"))
     if ctx.analysis.run.get("loop") == "closed":
         marks.append(t("mark_closed"))
-    notes = [t(f"verdict_note_{VERDICT_KINDS.get(v.status, 'invalid')}")]
+    kind = VERDICT_KINDS.get(v.status, "invalid")
+    notes = [t("verdict_note_channel") if v.exit_code == 3 else t(f"verdict_note_{kind}")]
     if v.interrupted:
         notes.append(t("note_interrupted"))
     if ctx.analysis.run.get("simulated"):
         notes.append(t("note_simulated"))
-    return {"kind": VERDICT_KINDS.get(v.status, "invalid"), "word": t(f"verdict_{v.status}"), "sentence": verdict_sentence(ctx),
+    return {"kind": kind, "word": t(f"verdict_{v.status}"), "sentence": verdict_sentence(ctx),
             "notes": notes, "marks": marks, "reasons": [reason_view(ctx, r) for r in v.reasons], "exit_code": v.exit_code}
 
 

@@ -27,7 +27,8 @@
     return window.vegaEmbed;
   }
   function specOf(id, group) {
-    var spec = JSON.parse(JSON.stringify(specs.specs[id]));
+    var own = specs.specs[id], spec = JSON.parse(JSON.stringify(own.frame ? specs.specs[own.frame] : own));
+    if (own.frame) { spec.datasets = Object.assign({}, spec.datasets, { p: own.p }); }
     spec.config = specs.config;
     if (group && linear[group]) {
       spec.layer.forEach(function (layer) {

@@ -326,7 +326,9 @@ def empty() -> Analysis:
     out.capacity = Capacity(None, None, None, "none", "", None, None, None, sentence="No stage met the SLO.")
     out.verdict = Verdict("FAIL", 3, "No request succeeded: HTTP 401 for every arrival.",
                           [Reason("CHN-AUTH", "fail", "900 of 900 arrivals got HTTP 401", "set BENCH_API_KEY")])
-    out.target_qps, out.model, out.worst, out.heatmap = 5.0, None, [], {}
+    out.target_qps, out.model, out.worst, out.heatmap, out.warnings = 5.0, None, [], {}, []
+    out.gates = [Gate("GATE-ATT", "attainment_joint", "value", ">=", 0.99, 0.0, "ratio", "target", "fail", "fail"),
+                 Gate("GATE-TTFT", "ttft_s", "p95", "<=", 0.8, math.inf, "s", "target", "fail", "fail")]
     return out
 
 
