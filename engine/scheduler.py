@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from control.admission import Load, refuse
+from control.admission import Load
 from control.preemption import cheaper_mode
 from engine import styles
 from engine.admission import Door

@@ -11,7 +11,7 @@ Does not: write files (bench/commands/simulate.py does), or model the network, t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from bench.workload.plan import Plan, Stage
 from bench.workload.schedule import Schedule, build_schedule
 from engine import virtual
 from engine.request import Request, mix64, predict_tokens, sample_tokens
+from engine.rerun import Load, Rerun
 from engine.settings import EngineConfig
 from engine.virtual import Outcomes, Patience, drive
 
@@ -81,26 +82,30 @@ def simulate(plan: Plan, config: Any, *, jump: bool = True) -> list[RequestRow]:
     return [row for result in simulate_stages(plan, config, jump=jump) for row in result.rows()]
 
 
-def simulate_stages(plan: Plan, config: Any, *, engine: EngineConfig | None = None,
+def simulate_stages(plan: Plan, config: Any, *, engine: EngineConfig | None = None, old: Rerun | None = None,
                     jump: bool = True) -> Iterator[StageResult]:
-    """The stages of a plan one after another; `engine` takes the place of the config's engine settings."""
+    """The stages of a plan one after another.
+
+    `engine` takes the place of the config's engine settings, `old` (an old run's load) that of the schedules.
+    """
     engine = engine or EngineConfig.from_config(config)
     start_s = 0.0
-    for stage in plan.stages:
-        result = simulate_stage(plan, stage, config, engine, start_s, jump=jump)
+    for i, stage in enumerate(plan.stages):
+        load = old.loads[i] if old is not None else None
+        result = simulate_stage(plan, stage, config, engine, start_s, load=load, jump=jump)
         yield result
         start_s = result.end_s
 
 
 def simulate_stage(plan: Plan, stage: Stage, config: Any, engine: EngineConfig, start_s: float = 0.0, *,
-                   jump: bool = True) -> StageResult:
+                   load: Load | None = None, jump: bool = True) -> StageResult:
     """One stage on a cold engine, beginning at `start_s`."""
-    schedule = build_schedule(plan, stage)
+    schedule = build_schedule(plan, stage) if load is None else load.schedule
     arrivals = schedule.intended_s.tolist()
     target = config.target
     cut_s = stage.duration_s + stage.drain_limit_s
     patience = Patience(target.first_token_timeout_sec, target.total_timeout_sec, cut_s)
-    out = drive(engine, arrivals, _maker(plan, schedule, config, engine), jump=jump, patience=patience,
+    out = drive(engine, arrivals, _maker(plan, schedule, config, engine, load), jump=jump, patience=patience,
                 seed=mix64(engine.seed ^ mix64(stage.seed ^ mix64(stage.repeat))) >> 1)
     last_s = max(out.down_s, default=0.0)
     end_s = max(stage.duration_s, last_s)
@@ -108,7 +113,8 @@ def simulate_stage(plan: Plan, stage: Stage, config: Any, engine: EngineConfig, 
     return StageResult(plan, stage, schedule, out, start_s, start_s + end_s if drained else None, start_s + end_s)
 
 
-def _maker(plan: Plan, schedule: Schedule, config: Any, engine: EngineConfig) -> Any:
+def _maker(plan: Plan, schedule: Schedule, config: Any, engine: EngineConfig,
+           old: Load | None) -> Callable[[int], Request]:
     """The function that makes the request of arrival i."""
     arrivals, inputs, limits = (schedule.intended_s.tolist(), schedule.input_tokens.tolist(),
                                 schedule.max_tokens.tolist())
@@ -123,7 +129,10 @@ def _maker(plan: Plan, schedule: Schedule, config: Any, engine: EngineConfig) ->
 
     def make(i: int) -> Request:
         limit = limits[i]
-        output = limit if pinned else sample_tokens(keys[i], load.output_len_mu, load.output_len_sigma, limit)
+        if old is not None:
+            output = old.output_tokens[i]
+        else:
+            output = limit if pinned else sample_tokens(keys[i], load.output_len_mu, load.output_len_sigma, limit)
         return Request(
             str(i), arrivals[i], inputs[i], limit, output, index=i,
             tenant=tenants[i] if tenants else "", request_class=classes[i] if classes else "",

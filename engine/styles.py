@@ -299,7 +299,7 @@ class SglangStyle(MixedStyle):
     def _decode(self, plan: StepPlan, now_s: float) -> None:
         """One token for each running request, after retracting what does not fit."""
         core = self.core
-        size, pool = core.config.block_size, core.pool
+        pool = core.pool
         plan.decode.clear()
         retracted = False
         while True:

@@ -1,0 +1,254 @@
+"""`bench simulate`: the same sweep in virtual time; a run folder as a measured run has, marked SIMULATED.
+
+Input: options; config, trace or an old run folder. Output: a run folder, its analysis and report, an exit code.
+Does not: schedule or judge; see `engine/simulate.py` and `analysis/analyse.py`.
+"""
+from __future__ import annotations
+
+import csv
+import datetime
+import platform
+import sys
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import click
+
+SHAPES = ("sweep", "repeat", "ramp", "spike", "smoke", "single")
+USAGE_EXIT = 2
+CHUNK_ROWS = 4096
+
+
+@click.command(
+    "simulate",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="""The same sweep in virtual time.
+
+    Runs the config's load through the embedded engine's scheduler without waiting, and writes a run folder that
+    `bench analyse` and `bench report` read like a measured one. Nothing is sent anywhere.
+
+    \b
+    Example:
+      bench simulate --config configs/scheduler_bench.json
+      bench simulate --config configs/demo.json --set scheduler.policy=edf --set engine.replicas=2
+      bench simulate --config configs/demo.json --trace AzureLLMInferenceTrace_conv.csv --rate-scale 2
+      bench simulate --config configs/demo.json --run runs/20261129T120000Z-1a2b
+      bench simulate --config configs/demo.json --compare policies.yaml --seeds 3
+    """,
+)
+@click.option("--config", "-c", type=click.Path(path_type=Path), default=Path("configs/scheduler_bench.json"),
+              show_default=True, help="Config file, JSON or YAML.")
+@click.option("--shape", type=click.Choice(SHAPES), default="sweep", show_default=True, help="What the load looks like over time.")
+@click.option("--qps", default="", help="Offered rates, such as 5,10,15; overrides the config.")
+@click.option("--stage-duration", type=click.FloatRange(min=0), default=0.0, help="Seconds per stage; overrides the config.")
+@click.option("--repeats", type=click.IntRange(min=0), default=0, help="Times each rate is run.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of arrivals, lengths and prompts.")
+@click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="One config value, such as scheduler.policy=edf; may be repeated.")
+@click.option("--trace", type=click.Path(path_type=Path), default=None, help="Replay this Azure CSV or Mooncake JSONL instead of a shape.")
+@click.option("--rate-scale", type=click.FloatRange(min=0, min_open=True), default=None, help="With --trace: 2 replays it twice as fast.")
+@click.option("--run", "old", type=click.Path(path_type=Path), default=None, help="Simulate the load of this old run folder again.")
+@click.option("--compare", type=click.Path(path_type=Path), default=None,
+              help="YAML or JSON of name: {key: value}; one table of attainment per rate for all of them.")
+@click.option("--seeds", type=click.IntRange(min=1, max=100), default=3, show_default=True, help="With --compare: seeds per variant.")
+@click.option("--run-dir", type=click.Path(path_type=Path), default=None, help="Folder for this run; default runs/<time>-<id>.")
+@click.option("--lang", type=click.Choice(["en", "zh-CN"]), default="en", show_default=True, help="Language of the report.")
+@click.option("--json", "as_json", is_flag=True, help="One line of JSON on standard output at the end.")
+@click.option("--quiet", "-q", is_flag=True, help="Only the result.")
+def command(config: Path, shape: str, qps: str, stage_duration: float, repeats: int, seed: int, sets: tuple[str, ...],
+            trace: Path | None, rate_scale: float | None, old: Path | None, compare: Path | None, seeds: int,
+            run_dir: Path | None, lang: str, as_json: bool, quiet: bool) -> None:
+    """Simulate and exit with the verdict's code."""
+    from bench.commands.job import JobError, JobOptions, _Console, finish_run
+    from bench.config import ConfigError
+
+    if trace is not None and old is not None:
+        raise click.UsageError("--trace and --run exclude each other; give one load")
+    options = JobOptions(config=config, shape="replay" if trace else shape, run_dir=run_dir, qps=qps,
+                         stage_duration_s=stage_duration, repeats=repeats, seed=seed, lang=lang, as_json=as_json, quiet=quiet)
+    say = _Console(options)
+    try:
+        overrides = _overrides(sets, trace, rate_scale)
+        if compare is not None:
+            _compare(options, overrides, compare, seeds, say)
+            sys.exit(0)
+        folder = _simulate(options, overrides, old, say)
+        code = finish_run(folder, lang=lang, say=say)
+    except ConfigError as error:
+        say.error(str(error))
+        sys.exit(USAGE_EXIT)
+    except JobError as error:
+        say.error(str(error))
+        sys.exit(error.exit_code)
+    sys.exit(code)
+
+
+def _overrides(sets: tuple[str, ...], trace: Path | None, rate_scale: float | None) -> dict[str, Any]:
+    """Dotted config keys from the command line; values are read as YAML."""
+    import yaml
+
+    found: dict[str, Any] = {}
+    for text in sets:
+        key, mark, value = text.partition("=")
+        if not mark or not key.strip():
+            raise click.UsageError(f"--set {text!r} has no KEY=VALUE; write --set scheduler.policy=edf")
+        found[key.strip()] = yaml.safe_load(value)
+    if trace is not None:
+        found["loadgen.trace_file"] = str(trace)
+        found["loadgen.arrival_process"] = "trace"
+    if rate_scale is not None:
+        if trace is None:
+            raise click.UsageError("--rate-scale is for --trace; rates of a sweep come from --qps")
+        found["loadgen.trace_rate_scale"] = rate_scale
+    return found
+
+
+def _plan(options: Any, config: Any) -> Any:
+    from bench.commands.job import JobError
+    from bench.workload.plan import PlanError, build_plan
+
+    try:
+        rates = [float(part) for part in options.qps.split(",") if part.strip()] or None
+        return build_plan(config, options.shape, qps=rates, duration_s=options.stage_duration_s or None,
+                          repeats=options.repeats or None, seed=options.seed or None)
+    except (PlanError, ValueError) as error:
+        raise JobError(str(error), USAGE_EXIT) from None
+
+
+def _engine(config: Any) -> Any:
+    from bench.commands.job import JobError
+    from engine.settings import EngineConfig
+
+    try:
+        return EngineConfig.from_config(config)
+    except ValueError as error:
+        raise JobError(str(error), USAGE_EXIT) from None
+
+
+def _simulate(options: Any, overrides: dict[str, Any], old: Path | None, say: Any) -> Path:
+    """Write the run folder; its path."""
+    from bench.commands.job import _make_run_dir
+    from bench.config import load_config
+    from engine.simulate import simulate_stages
+
+    resolved = load_config(options.config, overrides=overrides)
+    if not options.quiet:
+        for problem in resolved.warnings:
+            if problem.id != "CFG-012":  # nothing is sent, so no address is needed
+                say.note(f"note: {problem.text()}")
+    plan, engine = _plan(options, resolved.config), _engine(resolved.config)
+    rerun = _old_run(old, plan, say) if old is not None else None
+    if rerun is not None:
+        plan = rerun.plan
+    folder = _make_run_dir(options)
+    started = datetime.datetime.now(datetime.UTC)
+    _write(folder, simulate_stages(plan, resolved.config, engine=engine, old=rerun), say)
+    _write_info(folder, resolved, plan, engine, started, "rerun" if rerun is not None else options.shape, rerun is None)
+    return folder
+
+
+def _write(folder: Path, results: Iterator[Any], say: Any) -> None:
+    """Requests, stages and gauge of a simulation, stage by stage."""
+    from itertools import islice
+
+    from bench.records import ledger
+    from bench.records.request import FIELD_NAMES
+    from bench.records.stage import INFLIGHT_COLUMNS, STAGE_COLUMNS
+
+    with (ledger.RowWriter(folder / ledger.REQUESTS, FIELD_NAMES) as requests,
+          ledger.RowWriter(folder / ledger.STAGES, STAGE_COLUMNS) as stages,
+          ledger.RowWriter(folder / ledger.INFLIGHT, INFLIGHT_COLUMNS) as gauge):
+        for result in results:
+            rows = result.rows()
+            while chunk := list(islice(rows, CHUNK_ROWS)):
+                requests.write(chunk)
+            stages.write([result.stage_row()])
+            gauge.write(result.inflight_rows())
+            say.note(f"  {result.stage.name:<18} {len(result.schedule)} arrivals, {result.end_s - result.start_s:.0f} s simulated")
+
+
+def _write_info(folder: Path, resolved: Any, plan: Any, engine: Any, started: datetime.datetime, shape: str,
+                hashed: bool) -> None:
+    from bench import __version__
+    from bench.records.ledger import RUN, write_run
+    from bench.records.stage import RunInfo
+    from bench.workload.schedule import plan_hash
+
+    profile = engine.profile
+    write_run(folder / RUN, RunInfo(
+        run_id=folder.name, started_utc=started.isoformat(timespec="seconds"),
+        finished_utc=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), tool_version=__version__,
+        versions={"python": platform.python_version(), "numpy": version("numpy")},
+        host={"system": platform.system(), "machine": platform.machine()}, seed=plan.run_seed,
+        schedule_hash=plan_hash(plan) if hashed else "", command=["bench", *sys.argv[1:]], config=resolved.masked(),
+        config_origin=resolved.origin, loop="open", shape=shape, workers=1, simulated=True,
+        target={"kind": "simulated", "profile": profile.name, "profile_kind": profile.kind,
+                "profile_source": profile.source, "replicas": engine.replicas, "style": engine.style},
+    ))
+
+
+def _old_run(folder: Path, plan: Any, say: Any) -> Any:
+    """The load of an old run folder."""
+    from bench.commands.job import JobError
+    from engine.rerun import rerun
+
+    try:
+        found = rerun(plan, _dicts(folder / "stages.csv"), _dicts(folder / "requests.csv"))
+    except (OSError, ValueError) as error:
+        raise JobError(f"--run {folder}: {error}; give the folder that `bench run` printed", USAGE_EXIT) from None
+    guessed, total = sum(load.guessed for load in found.loads), sum(len(load.schedule) for load in found.loads)
+    if guessed:
+        say.note(f"note: {guessed} of {total} answers did not end well there; max_tokens stands for their length")
+    return found
+
+
+def _dicts(path: Path) -> list[dict[str, str]]:
+    import gzip
+
+    packed = path.with_name(path.name + ".gz")
+    if not path.exists() and packed.exists():
+        with gzip.open(packed, "rt", encoding="utf-8", newline="") as handle:
+            return list(csv.DictReader(handle))
+    with path.open(encoding="utf-8", newline="") as handle:
+        return list(csv.DictReader(handle))
+
+
+def _compare(options: Any, overrides: dict[str, Any], path: Path, seeds: int, say: Any) -> None:
+    """Print one table for all variants; write it, as CSV and as a chart, when --run-dir is given."""
+    import json
+
+    import yaml
+
+    from bench.commands.job import JobError
+    from bench.config import load_config
+    from engine.compare import compare, overlay_svg, table_lines
+
+    try:
+        variants = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise JobError(f"--compare {path}: {error}", USAGE_EXIT) from None
+    if not isinstance(variants, dict) or not all(isinstance(v, dict) for v in variants.values()) or not variants:
+        raise JobError(f"--compare {path}: holds no mapping of name: {{key: value}}; see docs/engine.md", USAGE_EXIT)
+    cases = []
+    for name, keys in variants.items():
+        resolved = load_config(options.config, overrides={**overrides, **keys})
+        cases.append((str(name), resolved.config, _engine(resolved.config)))
+        say.note(f"{name}: {', '.join(f'{k}={v}' for k, v in keys.items()) or 'as configured'}")
+    first = options.seed or cases[0][1].loadgen.seed
+    plans = {}
+    for name, config, _engine_config in cases:
+        plans[name] = []
+        for offset in range(seeds):
+            options.seed = first + offset
+            plans[name].append(_plan(options, config))
+    cells = compare(cases, plans)
+    click.echo("\n".join(table_lines(cells)) if not options.as_json else json.dumps([c.to_dict() for c in cells]))
+    if options.run_dir is not None:
+        options.run_dir.mkdir(parents=True, exist_ok=True)
+        (options.run_dir / "compare.json").write_text(json.dumps([c.to_dict() for c in cells], indent=1) + "\n", encoding="utf-8")
+        (options.run_dir / "compare.svg").write_text(overlay_svg(cells), encoding="utf-8")
+        say.note(f"written: {options.run_dir / 'compare.json'}, {options.run_dir / 'compare.svg'}")
+
+
+__all__ = ["command"]

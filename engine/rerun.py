@@ -1,0 +1,91 @@
+"""The load of an old run, to be simulated again: its stages, and each planned arrival with its lengths.
+
+Input: the rows of `stages.csv` and `requests.csv` of a run folder, as dicts of text.
+Output: `Rerun`: a plan, a schedule per stage, and the output length where it was seen.
+Does not: open files, or invent arrivals: a row that was never sent was still planned, and is simulated.
+
+An answer that ended well has the length it had; for the others max_tokens stands in (noted in `guessed`).
+"""
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from bench.workload.plan import Group, Plan, Stage
+from bench.workload.schedule import Schedule
+
+
+@dataclass(slots=True)
+class Load:
+    """One stage of the old run."""
+
+    stage: Stage
+    schedule: Schedule
+    output_tokens: list[int]
+    guessed: int  # arrivals whose output length was not seen
+
+
+@dataclass(slots=True)
+class Rerun:
+    """The whole old run."""
+
+    plan: Plan
+    loads: list[Load]
+
+
+def rerun(plan: Plan, stage_rows: Iterable[dict[str, str]], request_rows: Iterable[dict[str, str]]) -> Rerun:
+    """The old run's load; `plan` gives what the files do not say (laws, drain limit).
+
+    Raises ValueError (where, what, what to do) when columns are missing or a cell is no number.
+    """
+    stages: dict[int, tuple[Stage, float]] = {}
+    try:
+        for row in stage_rows:
+            stage = _stage(row, plan)
+            stages[stage.index] = (stage, float(row["start_s"]))
+        by_stage: dict[int, list[dict[str, str]]] = {index: [] for index in stages}
+        for row in request_rows:
+            by_stage[int(row["stage"])].append(row)
+        labels = {"tenant": sorted({r["tenant"] for rows in by_stage.values() for r in rows}),
+                  "request_class": sorted({r["request_class"] for rows in by_stage.values() for r in rows})}
+        loads = [_load(stage, start_s, by_stage[index], labels) for index, (stage, start_s) in sorted(stages.items())]
+    except KeyError as problem:
+        raise ValueError(f"the old run lacks {problem.args[0]!r} (a column of stages.csv or requests.csv, or a stage "
+                         "that rows name); give a folder written by this program") from None
+    named = {kind: () if names in ([], [""]) else tuple(Group(name, 1.0 / len(names)) for name in names)
+             for kind, names in labels.items()}
+    plan = replace(plan, stages=tuple(load.stage for load in loads), tenants=named["tenant"],
+                   classes=named["request_class"], trace=None)
+    return Rerun(plan, loads)
+
+
+def _stage(row: dict[str, str], plan: Plan) -> Stage:
+    start_s = float(row["start_s"])
+    limit_s = plan.stages[0].drain_limit_s if plan.stages else 60.0
+    return Stage(
+        index=int(row["stage"]), repeat=int(row["repeat"]), name=row["name"], offered_qps=float(row["offered_qps"]),
+        ramp_to_qps=None, process=row["process"], burstiness=1.0, duration_s=float(row["window_end_s"]) - start_s,
+        warmup_s=float(row["window_start_s"]) - start_s, drain_limit_s=limit_s, seed=int(row["seed"]),
+    )
+
+
+def _load(stage: Stage, start_s: float, rows: list[dict[str, str]], labels: dict[str, list[str]]) -> Load:
+    rows = sorted(rows, key=lambda r: (float(r["intended_s"]), int(r["arrival"])))
+    limits, outputs, guessed = [], [], 0
+    for row in rows:
+        seen = int(float(row["output_tokens"])) if row["status"] == "ok" and row["output_tokens"] else 0
+        limit = int(float(row["max_tokens"])) if row["max_tokens"] else max(seen, 1)
+        limits.append(limit)
+        outputs.append(seen or limit)
+        guessed += not seen
+    inputs = [int(float(r["prompt_tokens"] or r["input_tokens"] or 1)) for r in rows]
+    whole = np.int64
+    schedule = Schedule(
+        np.array([float(r["intended_s"]) - start_s for r in rows]), np.array(inputs, dtype=whole),
+        np.array(limits, dtype=whole), np.arange(len(rows), dtype=np.uint64),
+        np.array([labels["tenant"].index(r["tenant"]) for r in rows], dtype=whole),
+        np.array([labels["request_class"].index(r["request_class"]) for r in rows], dtype=whole), "",
+    )
+    return Load(stage, schedule, outputs, guessed)
