@@ -93,9 +93,10 @@ def prepare(source: StageArrays, notes: list[str]) -> Stage | None:
     complete = ok & np.isfinite(first) & np.isfinite(last) & (last >= first) & (output >= 1) & np.isfinite(prompt)
     window = (start >= source.window_start_s) & (start < source.window_end_s)
     planned = output if source.max_tokens is None else np.where(complete, output, pick(source.max_tokens))
+    decode = np.subtract(last, first, out=np.zeros(start.size), where=complete)
     measured = Latencies(
         np.where(complete, first - start, np.inf),
-        np.divide(last - first, output - 1, out=np.full(start.size, np.nan), where=complete & (output > 1)),
+        np.divide(decode, output - 1, out=np.full(start.size, np.nan), where=complete & (output > 1)),
         np.where(complete, last - start, np.inf),
     )
     counted = max(int(window.sum()), 1)
