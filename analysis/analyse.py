@@ -270,7 +270,7 @@ def _levels(results: list[StageResult]) -> list[Level]:
             batch_scores=tuple(s for m in members for s in m.batch_scores),
             stable=not any(m.public.stationarity == "UNSTABLE" for m in members),
             completed_qps=float(np.mean([m.public.completed_qps for m in members])),
-            dependence=max(m.dependence for m in members),
+            states=min(m.states for m in members),
         ))  # fmt: skip
     return levels
 

@@ -38,16 +38,14 @@ def error_groups(checked: Checked) -> list[ErrorGroup]:
     np.minimum.at(begin, inverse, ledger["intended_s"][failed])
     np.maximum.at(end, inverse, ledger["intended_s"][failed])
     order = np.argsort(count)[::-1][:MAX_GROUPS]
-    lines = [int(ledger.line[failed[first[k]]]) for k in order]
-    text = read_lines(ledger.path, lines) if ledger.path else {}
+    text = read_lines(ledger, [int(failed[first[k]]) for k in order])
     groups = []
-    for k, line in zip(order, lines, strict=True):
-        row = failed[first[k]]
-        full = text.get(line, {})
+    for k in order:
+        row = int(failed[first[k]])
+        full = text.get(row, {})
         index = int(ledger.codes["code"][row])
         name = ledger.names["code"][index] if index >= 0 else ""
-        kind_index = int(ledger.codes["error_kind"][row])
-        kind = ledger.names["error_kind"][kind_index] if kind_index >= 0 else STATUSES[int(status[row])]
+        kind = full.get("error_kind") or STATUSES[int(status[row])]
         groups.append(
             ErrorGroup(
                 layer=layer_of(name, int(status[row])), code=name or STATUSES[int(status[row])].upper(), error_kind=kind,

@@ -11,9 +11,9 @@ the flattening point are four numbers with four names.
    max(TTFT/deadline, TPOT/deadline), inf when it failed; attainment >= a holds exactly
    when the a-quantile of the score is <= 1. Its logarithm is smooth where the share
    itself jumps from 1 to 0 within one step of the sweep.
-3. The interval redraws each rate's log quantile from its batches (Student t) and
-   interpolates each draw twice, along a line and along a shape-preserving cubic
-   through the neighbours, so that the error of interpolating shows as well.
+3. The interval redraws every rate's log quantile from its batches (Student t), finds
+   the first crossing of each draw, and interpolates half of the draws along a line and
+   half along a shape-preserving cubic, so that the error of interpolating shows as well.
 4. Never met: "below" the lowest rate. Always met: "at_least" the highest. No number
    is invented in between.
 5. Watermark = 70-80 % of the lower bound.
@@ -27,6 +27,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from analysis.intervals import batch_correction
+from analysis.percentiles import nearest_rank
 from bench.records.analysis import Capacity
 
 DRAWS = 2000
@@ -46,7 +48,7 @@ class Level:
     batch_scores: tuple[float, ...]  # the same per batch
     stable: bool
     completed_qps: float
-    dependence: float = 1.0  # variance inflation of the miss indicator
+    states: float = 1000.0  # independent states of the window, see intervals.independent_states
 
 
 @dataclass(frozen=True)
@@ -63,8 +65,6 @@ class Crossing:
 
 def score_quantile(scores: np.ndarray, target: float) -> float:
     """Smallest s with at least `target` of all arrivals at or below s; inf allowed."""
-    from analysis.percentiles import nearest_rank
-
     return nearest_rank(np.sort(scores), target)
 
 
@@ -84,29 +84,27 @@ def crossing(levels: list[Level], target: float) -> Crossing:
     good, bad = levels[first_bad - 1], levels[first_bad]
     if not (math.isfinite(bad.score) and bad.score > 1 and 0 < good.score <= 1):
         return _share_crossing(good, bad, target)
-    value = _interpolate(levels[: first_bad + 2], first_bad, {x.qps: math.log(x.score) for x in levels if _usable(x)}, False)
-    low, high = _interval(levels, first_bad)
-    value = min(max(value, good.qps), bad.qps)
-    method = "SLO score quantile, log-linear between the rates around it; t draws over batches"
+    scored = [x for x in levels if math.isfinite(x.score) and x.score > 0]
+    q = np.array([x.qps for x in scored])
+    y = np.array([math.log(x.score) for x in scored])
+    value = first_crossing(q, y, cubic=False)
+    low, high = _interval(scored, q, y)
+    method = "SLO score quantile, log-linear between the rates around it; redrawn from its batches"
     return Crossing("crossing", value, min(low, value), max(high, value), method, good.qps)
 
 
-def _usable(level: Level) -> bool:
-    return math.isfinite(level.score) and level.score > 0
-
-
-def _interpolate(levels: list[Level], first_bad: int, logs: dict[float, float], cubic: bool) -> float:
-    """The rate where the log score passes 0 between the last good and the first bad level."""
-    good, bad = levels[first_bad - 1].qps, levels[first_bad].qps
-    y0, y1 = logs[good], logs[bad]
-    if y1 <= y0:
-        return good if y0 > 0 else bad
-    if not cubic:
-        return good + (bad - good) * min(max(-y0 / (y1 - y0), 0.0), 1.0)
-    x = [q for q in sorted(logs) if q <= bad]
-    y = [logs[q] for q in x]
-    slope0, slope1 = _pchip_slopes(np.array(x), np.array(y))
-    return _cubic_root(good, bad, y0, y1, slope0, slope1)
+def first_crossing(q: np.ndarray, y: np.ndarray, *, cubic: bool) -> float:
+    """The rate at which y (log score, per rate q ascending) first passes 0; an end of q when it does not."""
+    above = np.flatnonzero(y > 0)
+    if not len(above):
+        return float(q[-1])
+    k = int(above[0])
+    if k == 0:
+        return float(q[0])
+    if cubic and k >= 2:
+        left, right = _pchip_slopes(q[: k + 1], y[: k + 1])
+        return _cubic_root(float(q[k - 1]), float(q[k]), float(y[k - 1]), float(y[k]), left, right)
+    return float(q[k - 1] + (q[k] - q[k - 1]) * -y[k - 1] / (y[k] - y[k - 1]))
 
 
 def _pchip_slopes(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
@@ -140,23 +138,22 @@ def _cubic_root(x0: float, x1: float, y0: float, y1: float, s0: float, s1: float
     return float(x0 + h * (k - 1 + share) / 400) if k else x0
 
 
-def _interval(levels: list[Level], first_bad: int) -> tuple[float, float]:
-    """2.5 % and 97.5 % points of redrawn crossings, both interpolants together."""
+def _interval(levels: list[Level], q: np.ndarray, y: np.ndarray) -> tuple[float, float]:
+    """2.5 % and 97.5 % points of redrawn crossings, both interpolants together.
+
+    Every rate is redrawn, so that the pair of rates around the crossing may change as well.
+    """
     rng = np.random.default_rng(DRAW_SEED)
-    used = [x for x in levels[: first_bad + 1] if _usable(x)]
-    draws: dict[float, np.ndarray] = {}
-    for level in used:
+    draws = np.empty((DRAWS, len(levels)))
+    for i, level in enumerate(levels):
         finite = np.array([s for s in level.batch_scores if math.isfinite(s) and s > 0])
         b = len(finite)
-        if b >= 2:
-            sd = max(float(np.log(finite).std(ddof=1)) / math.sqrt(b), MIN_SD)
-            draws[level.qps] = math.log(level.score) + sd * rng.standard_t(b - 1, DRAWS)
-        else:
-            draws[level.qps] = np.full(DRAWS, math.log(level.score))
-    found = []
-    for i in range(DRAWS):
-        logs = {q: float(v[i]) for q, v in draws.items()}
-        found.append(_interpolate(levels, first_bad, logs, cubic=bool(i % 2)))
+        if b < 2:
+            draws[:, i] = y[i]
+            continue
+        sd = float(np.log(finite).std(ddof=1)) * math.sqrt(batch_correction(level.states, b) / b)
+        draws[:, i] = y[i] + max(sd, MIN_SD) * rng.standard_t(b - 1, DRAWS)
+    found = [first_crossing(q, draws[i], cubic=bool(i % 2)) for i in range(DRAWS)]
     low, high = np.quantile(found, [0.025, 0.975], method="inverted_cdf")
     return float(low), float(high)
 

@@ -16,8 +16,9 @@ import csv
 import gzip
 import io
 import json
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+import zlib
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -37,7 +38,7 @@ FLOAT_COLUMNS = (
     "offered_qps", "intended_s", "sent_s", "first_token_s", "last_token_s", "done_s", "send_lag_s", "ttft_s",
     "tpot_s", "e2e_s", "residence_s", "input_tokens", "prompt_tokens", "output_tokens", "connect_s",
 )  # fmt: skip
-CATEGORY_COLUMNS = ("phase", "request_class", "tenant", "status", "code", "error_kind", "connection", "clock", "flags")
+CATEGORY_COLUMNS = ("phase", "request_class", "status", "code", "connection", "clock", "flags")
 # Kept as float32: counts and diagnostics that need no nanoseconds.
 SMALL_FLOATS = ("offered_qps", "input_tokens", "prompt_tokens", "output_tokens", "connect_s")
 
@@ -59,6 +60,7 @@ class Ledger:
     line: np.ndarray  # line number in the file, header = 0
     path: Path | None = None
     problems: list[LedgerProblem] = field(default_factory=list)
+    places: list[tuple[int, int, _Block]] = field(default_factory=list)  # first line, lines, block
 
     def __getitem__(self, name: str) -> np.ndarray:
         return self.columns[name]
@@ -85,6 +87,7 @@ class Ledger:
             line=self.line[keep],
             path=self.path,
             problems=self.problems,
+            places=self.places,
         )
 
 
@@ -103,18 +106,51 @@ def _open(path: Path) -> BinaryIO:
     return gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb")  # type: ignore[return-value]
 
 
-def _blocks(stream: BinaryIO) -> Iterator[tuple[bytes, bool]]:
-    """Byte blocks that end at a line end; the flag is true for a last line without one."""
+@dataclass(frozen=True)
+class _Block:
+    """A run of whole lines: where it is in the plain file, or its bytes when the file is compressed."""
+
+    start: int
+    end: int
+    data: bytes | None = None
+
+    def read(self, path: Path) -> bytes:
+        if self.data is not None:
+            return self.data
+        with path.open("rb") as stream:
+            stream.seek(self.start)
+            return stream.read(self.end - self.start)
+
+
+def _plain_blocks(path: Path, start: int) -> tuple[list[_Block], bytes]:
+    """Blocks of a plain file from byte `start` on, and what follows the last line end."""
+    size = path.stat().st_size
+    cuts = [start]
+    with path.open("rb") as stream:
+        while cuts[-1] + BLOCK_BYTES < size:
+            stream.seek(cuts[-1] + BLOCK_BYTES)
+            stream.readline()
+            cuts.append(stream.tell())
+        stream.seek(max(cuts[-1], size - BLOCK_BYTES))
+        tail = stream.read()
+    end = size - (len(tail) - tail.rfind(b"\n") - 1)
+    cuts = [c for c in cuts if c < end] + [end]
+    blocks = [_Block(a, b) for a, b in zip(cuts[:-1], cuts[1:], strict=True)]
+    return blocks, tail[tail.rfind(b"\n") + 1 :] if end < size else b""
+
+
+def _packed_blocks(stream: BinaryIO) -> Iterator[_Block | bytes]:
+    """Blocks of a compressed file one by one; a rest without a line end comes last, as bytes."""
     rest = b""
     while chunk := stream.read(BLOCK_BYTES):
         cut = chunk.rfind(b"\n")
         if cut < 0:
             rest += chunk
             continue
-        yield rest + chunk[: cut + 1], False
+        yield _Block(0, 0, rest + chunk[: cut + 1])
         rest = chunk[cut + 1 :]
     if rest.strip():
-        yield rest, True
+        yield rest
 
 
 def read_ledger(path: Path) -> Ledger:
@@ -122,7 +158,7 @@ def read_ledger(path: Path) -> Ledger:
     try:
         with _open(path) as stream:
             return _read(stream, path)
-    except (OSError, EOFError, UnicodeDecodeError) as exc:
+    except (OSError, EOFError, zlib.error) as exc:
         raise LedgerError(f"{path}: cannot be read: {exc}; check the file and its rights") from exc
 
 
@@ -148,19 +184,25 @@ def _read(stream: BinaryIO, path: Path) -> Ledger:
         text = f"requests.csv has no column {', '.join(absent)}; what depends on them is left out or derived"
         problems.append(LedgerProblem("LED-002", text, 0, absent[:5]))
     parts: list[_Part] = []
-    lines = 1
+    rest = b""
+    blocks: Iterable[_Block | bytes]
+    if path.suffix == ".gz":
+        blocks = _packed_blocks(stream)
+    else:
+        blocks, rest = _plain_blocks(path, stream.tell())
     with ThreadPoolExecutor(READ_THREADS) as pool:
-        waiting: list[Any] = []
-        for block, cut_short in _blocks(stream):
-            if cut_short:
-                text = "the last line of requests.csv has no end: the writer was stopped; the line is left out"
-                problems.append(LedgerProblem("LED-003", text, 1, [block[:60].decode("utf-8", "replace")]))
+        waiting: list[Future[_Part]] = []
+        for block in blocks:
+            if isinstance(block, bytes):
+                rest = block
                 break
-            waiting.append(pool.submit(_parse, block, header, lines))
-            lines += block.count(b"\n")
+            waiting.append(pool.submit(_parse, block, path, header))
             if len(waiting) > READ_THREADS:  # bound what is held in memory
                 parts.append(waiting.pop(0).result())
         parts.extend(w.result() for w in waiting)
+    if rest.strip():
+        text = "the last line of requests.csv has no end: the writer was stopped; the line is left out"
+        problems.append(LedgerProblem("LED-003", text, 1, [rest[:60].decode("utf-8", "replace")]))
     if not parts or not sum(p.rows for p in parts):
         raise LedgerError(f"{path}: there is a header and no row (LED-020); the run recorded nothing, look at log.txt")
     return _join(parts, path, problems)
@@ -174,13 +216,16 @@ class _Part:
     columns: dict[str, np.ndarray]
     codes: dict[str, np.ndarray]
     names: dict[str, list[str]]
-    line: np.ndarray
+    line: np.ndarray  # from the block's start
+    lines: int
+    place: _Block
     malformed: int
     unreadable: dict[str, int]
 
 
-def _parse(block: bytes, header: list[str], first_line: int) -> _Part:
+def _parse(place: _Block, path: Path, header: list[str]) -> _Part:
     """One block as arrays; the fast way first, then cell by cell when something is not a number."""
+    block = place.read(path)
     numeric = [c for c in (*INT_COLUMNS, *FLOAT_COLUMNS) if c in header]
     text = [c for c in CATEGORY_COLUMNS if c in header]
     lines = block.count(b"\n")
@@ -190,30 +235,31 @@ def _parse(block: bytes, header: list[str], first_line: int) -> _Part:
     )  # fmt: skip
     types: dict[str, Any] = {c: np.float64 for c in numeric} | {c: "category" for c in text}
     unreadable: dict[str, int] = {}
-    line = np.arange(first_line, first_line + lines, dtype=np.int64)
+    line = np.arange(lines, dtype=np.int64)
     malformed = 0
     try:
         frame = pd.read_csv(io.BytesIO(block), dtype=types, **options)
         if len(frame) != lines:
             raise ValueError("a quoted cell holds a line break")
     except (ValueError, UnicodeDecodeError):  # includes pandas' ParserError
-        frame, line, malformed, unreadable = _parse_slowly(block, header, numeric, text, first_line)
+        frame, line, malformed, unreadable = _parse_slowly(block, header, numeric, text)
     columns = {c: frame[c].to_numpy(dtype=np.float32 if c in SMALL_FLOATS else np.float64) for c in numeric}
     codes, names = {}, {}
     for column in text:
         cat = frame[column].cat
         codes[column] = cat.codes.to_numpy().astype(np.int32)
         names[column] = [str(v) for v in cat.categories]
-    return _Part(len(frame), columns, codes, names, line, malformed, unreadable)
+    kept = _Block(place.start, place.end)  # its bytes are not needed any more
+    return _Part(len(frame), columns, codes, names, line, lines, kept, malformed, unreadable)
 
 
 def _parse_slowly(
-    block: bytes, header: list[str], numeric: list[str], text: list[str], first_line: int
+    block: bytes, header: list[str], numeric: list[str], text: list[str]
 ) -> tuple[pd.DataFrame, np.ndarray, int, dict[str, int]]:
     """The same for a damaged block: lines of the wrong width are left out, cells that are no number are NaN."""
     rows, lines = [], []
     malformed = 0
-    for number, raw in enumerate(block.decode("utf-8", "replace").split("\n")[:-1], first_line):
+    for number, raw in enumerate(block.decode("utf-8", "replace").split("\n")[:-1]):
         try:
             cells = next(csv.reader([raw.rstrip("\r")]), [])
         except csv.Error:
@@ -265,8 +311,10 @@ def _join(parts: list[_Part], path: Path, problems: list[LedgerProblem]) -> Ledg
     codes, names = {}, {}
     for column in CATEGORY_COLUMNS:
         codes[column], names[column] = _merge_categories(parts, column, rows)
-    line = np.concatenate([p.line for p in parts])
-    return Ledger(rows, columns, codes, names, line, path, problems)
+    first = np.cumsum([1] + [p.lines for p in parts])
+    line = np.concatenate([p.line + start for p, start in zip(parts, first[:-1], strict=True)])
+    places = [(int(start), p.lines, p.place) for p, start in zip(parts, first[:-1], strict=True)]
+    return Ledger(rows, columns, codes, names, line, path, problems, places)
 
 
 def _merge_categories(parts: list[_Part], column: str, rows: int) -> tuple[np.ndarray, list[str]]:
@@ -281,28 +329,30 @@ def _merge_categories(parts: list[_Part], column: str, rows: int) -> tuple[np.nd
     return (joined.astype(np.int16) if len(merged) < 32000 else joined), list(merged)
 
 
-def read_lines(path: Path, wanted: list[int]) -> dict[int, dict[str, str]]:
-    """Full rows (all columns, as text) of the given line numbers; used for a few samples only."""
+def read_lines(ledger: Ledger, rows: list[int]) -> dict[int, dict[str, str]]:
+    """All columns of a few rows (indices into the ledger), as text; empty when the file is not at hand."""
     found: dict[int, dict[str, str]] = {}
-    todo = sorted(set(wanted))
-    if not todo:
+    if ledger.path is None or not rows:
         return found
-    with _open(path) as stream:
-        header = _header(stream, path)
-        at = 1
-        for block, cut_short in _blocks(stream):
-            count = block.count(b"\n")
-            mine = [n for n in todo if at <= n < at + count]
-            if mine and not cut_short:
-                ends = np.flatnonzero(np.frombuffer(block, dtype=np.uint8) == 10)
+    wanted = {int(ledger.line[r]): r for r in rows}
+    try:
+        with _open(ledger.path) as stream:
+            header = _header(stream, ledger.path)
+            packed = _packed_blocks(stream) if ledger.path.suffix == ".gz" else None
+            for first, count, place in ledger.places:
+                block = next(packed) if packed is not None else place
+                mine = sorted(n for n in wanted if first <= n < first + count)
+                if not mine or isinstance(block, bytes):
+                    continue
+                data = block.read(ledger.path)
+                ends = np.flatnonzero(np.frombuffer(data, dtype=np.uint8) == 10)
                 for number in mine:
-                    k = number - at
+                    k = number - first
                     start = int(ends[k - 1]) + 1 if k else 0
-                    cells = next(csv.reader([block[start : int(ends[k])].decode("utf-8", "replace").rstrip("\r")]), [])
-                    found[number] = dict(zip(header, cells, strict=False))
-            at += count
-            if todo[-1] < at:
-                break
+                    text = data[start : int(ends[k])].decode("utf-8", "replace").rstrip("\r")
+                    found[wanted[number]] = dict(zip(header, next(csv.reader([text]), []), strict=False))
+    except (OSError, StopIteration, IndexError):
+        return found  # samples only: the file changed under us, the figures do not need it
     return found
 
 

@@ -38,10 +38,14 @@ def min_samples(share: float) -> int:
     return math.ceil(math.log(0.025) / math.log(share))
 
 
-def summarise(values: np.ndarray, *, effective_n: float | None = None) -> Percentiles:
+def summarise(
+    values: np.ndarray, *, effective_n: float | None = None, effective_n_high: float | None = None
+) -> Percentiles:
     """Mean, maximum and percentiles of `values` (seconds, inf = never finished, NaN = not part of it).
 
-    `effective_n`: independent values that the sample is worth; n when None.
+    `effective_n`: independent values that the sample is worth, for the record; n when None.
+    `effective_n_high`: the same at the end that favours the sample: a percentile is withheld for
+    dependence only when even this is too small.
     The mean is over finite values when all are finite, otherwise inf.
     """
     values = values[~np.isnan(values)]
@@ -49,7 +53,7 @@ def summarise(values: np.ndarray, *, effective_n: float | None = None) -> Percen
     if n == 0:
         return Percentiles(n=0, withheld={name: "no values" for name in ("p50", "p90", "p95", "p99")})
     ordered = np.sort(values)
-    worth = n if effective_n is None else min(float(n), effective_n)
+    worth = float(n) if effective_n_high is None else min(float(n), effective_n_high)
     found: dict[str, float] = {}
     withheld: dict[str, str] = {}
     for name in ("p50", "p90", "p95", "p99"):
@@ -57,7 +61,7 @@ def summarise(values: np.ndarray, *, effective_n: float | None = None) -> Percen
         if worth >= need:
             found[name] = nearest_rank(ordered, SHARES[name])
         elif n >= need:
-            withheld[name] = f"{n} values that depend on each other are worth {worth:.0f}; {need} are needed"
+            withheld[name] = f"{n} values that depend on each other are worth {worth:.0f} at most; {need} are needed"
         else:
             withheld[name] = f"{n} values; {need} are needed"
     return Percentiles(
@@ -69,7 +73,7 @@ def summarise(values: np.ndarray, *, effective_n: float | None = None) -> Percen
         p99=found.get("p99"),
         maximum=float(ordered[-1]),
         withheld=withheld,
-        effective_n=None if effective_n is None else worth,
+        effective_n=None if effective_n is None else min(float(n), effective_n),
     )
 
 

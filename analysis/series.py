@@ -77,10 +77,10 @@ def worst_rows(checked: Checked, window: np.ndarray) -> list[dict[str, Any]]:
     if not len(known):
         return []
     top = known[np.argsort(e2e[known])[::-1][:WORST]]
-    text = read_lines(ledger.path, [int(ledger.line[i]) for i in top]) if ledger.path else {}
+    text = read_lines(ledger, [int(i) for i in top])
     rows = []
     for i in top:
-        full = text.get(int(ledger.line[i]), {})
+        full = text.get(int(i), {})
         row: dict[str, Any] = {k: int(ledger[k][i]) for k in ("stage", "repeat", "arrival", "worker")}
         row["request_id"] = full.get("request_id", "")
         row["status"], row["flags"] = full.get("status", "ok"), full.get("flags", "")

@@ -17,18 +17,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis import attainment as att
-from analysis.intervals import mser5, quantile_interval, split, variance_inflation
+from analysis.intervals import independent_states, mser5, quantile_interval, split
 from analysis.knee import score_quantile
 from analysis.little import in_flight_at, little
 from analysis.load import OK, TIMEOUT, UNSENT, Checked, Gauge, ServerGauge
 from analysis.percentiles import ecdf_points, summarise
 from analysis.stationarity import Stationarity, stationarity
 from analysis.stimulus import client_health, stimulus
-from bench.records.analysis import Percentiles, Reason, StageAnalysis
+from bench.records.analysis import Little, Percentiles, Reason, StageAnalysis
 from bench.records.request import FLAGS, STATUSES
 from bench.records.stage import StageRow
 
 SCORE_BATCHES = 5
+STATE_SAMPLES = 600  # of in-flight over the window, to see how long the stage remembers
 BURST_LIMIT = 0.05
 SHORT_LIMIT = 0.01
 CUT_OFF_CODES = ("CL-DRAIN", "CL-CANCEL", "CL-STOP")  # our waiting ended, not the answer
@@ -57,7 +58,7 @@ class StageResult:
     score: float
     batch_scores: tuple[float, ...]
     hit_count: int
-    dependence: float
+    states: float
     steady: Stationarity
     rows: np.ndarray  # indices of the window's rows in the ledger
     e2e_hits: int
@@ -84,7 +85,9 @@ def analyse_stage(checked: Checked, row: StageRow, context: Context) -> StageRes
     if law.lambda_w and law.in_flight_mean_integral is not None:
         flow = stationarity(*near[:2], t0, t1, batch=context.batch,
                             little_residual=law.in_flight_mean_integral / law.lambda_w - 1)  # fmt: skip
-    public = _public(checked, row, context, mine, window, values, status, ok, found, flow, law)
+    grid = np.linspace(t0, t1, STATE_SAMPLES, endpoint=False)
+    states = independent_states(in_flight_at(grid, near[0], near[1]))
+    public = _public(checked, row, context, mine, window, values, status, ok, found, flow, law, states)
     score = np.where(ok, np.fmax(values["ttft_s"] / deadlines[0], values["tpot_s"] / deadlines[1]), np.inf)
     parts = split(score, SCORE_BATCHES) if len(score) >= SCORE_BATCHES * 10 else []
     target = context.slo.attainment_target
@@ -93,7 +96,7 @@ def analyse_stage(checked: Checked, row: StageRow, context: Context) -> StageRes
         score=score_quantile(score, target) if len(score) else math.nan,
         batch_scores=tuple(score_quantile(p, target) for p in parts),
         hit_count=int(np.count_nonzero(found.joint)),
-        dependence=variance_inflation(found.joint),
+        states=states,
         steady=flow,
         rows=window,
         e2e_hits=int(np.count_nonzero(found.e2e)),
@@ -131,7 +134,7 @@ def _hits(
     return found, (ttft_deadline, tpot_deadline)
 
 
-def _latency(values: dict[str, np.ndarray], ok: np.ndarray) -> tuple[dict[str, Percentiles], dict[str, Percentiles]]:
+def _latency(values: dict[str, np.ndarray], ok: np.ndarray, states: float) -> tuple[dict[str, Percentiles], dict[str, Percentiles]]:
     """Percentiles over all arrivals, and over the answered ones only."""
     everyone, survivors = {}, {}
     for name in LATENCIES:
@@ -140,16 +143,18 @@ def _latency(values: dict[str, np.ndarray], ok: np.ndarray) -> tuple[dict[str, P
             x = np.where(ok, x, np.inf)
         elif name == "tpot_s":
             x = np.where(ok, x, np.inf)  # NaN stays for one-token answers
-        everyone[name] = _with_interval(x)
+        everyone[name] = _with_interval(x, states)
         survivors[name] = summarise(values[name][ok])
     return everyone, survivors
 
 
-def _with_interval(x: np.ndarray) -> Percentiles:
+def _with_interval(x: np.ndarray, states: float) -> Percentiles:
     x = x[~np.isnan(x)]
-    interval = quantile_interval(x)
-    p = summarise(x, effective_n=None if interval is None else interval.effective_n)
-    if interval is not None and p.p95 is not None:
+    interval = quantile_interval(x, states=states)
+    if interval is None:
+        return summarise(x)
+    p = summarise(x, effective_n=interval.effective_n, effective_n_high=interval.effective_n_high)
+    if p.p95 is not None:
         p.p95_low, p.p95_high = interval.low, interval.high
         p.interval_method, p.interval_reliable = interval.method, interval.reliable
     return p
@@ -157,13 +162,14 @@ def _with_interval(x: np.ndarray) -> Percentiles:
 
 def _public(
     checked: Checked, row: StageRow, context: Context, mine: np.ndarray, window: np.ndarray,
-    values: dict[str, np.ndarray], status: np.ndarray, ok: np.ndarray, found: att.Hits, flow: Stationarity, law,
+    values: dict[str, np.ndarray], status: np.ndarray, ok: np.ndarray, found: att.Hits, flow: Stationarity, law: Little,
+    states: float,
 ) -> StageAnalysis:  # fmt: skip
     ledger, slo = checked.ledger, context.slo
     t0, t1 = row.window_start_s, row.window_end_s
     window_s = max(t1 - t0, 0.0)
     n = len(window)
-    everyone, survivors = _latency(values, ok)
+    everyone, survivors = _latency(values, ok, states)
     done = ledger["done_s"][mine]
     with np.errstate(invalid="ignore"):
         ended = mine[(checked.status[mine] == OK) & (done >= t0) & (done < t1)]

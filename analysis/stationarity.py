@@ -27,6 +27,7 @@ from analysis.little import in_flight_at
 
 FLOW_LIMIT = 0.03  # (A - D)/A; below it the growth is within what a stable queue wanders
 DEFAULT_BATCH = 32  # K when the config does not tell
+MIN_BUCKETS = 8
 TREND_BUCKETS = 24  # bucket means of in-flight for the trend tests (10 s each at 240 s)
 TREND_P = 0.01
 TREND_P_STRONG = 0.001
@@ -65,12 +66,14 @@ def stationarity(
     departures = int(np.count_nonzero((done_s >= t0) & (done_s < t1)))
     imbalance = (arrivals - departures) / arrivals
     rise = float(arrivals - departures)
-    level, centres = bucket_means(sent_s, done_s, t0, t1, TREND_BUCKETS)
-    slope, slope_p = ols_growth(centres, level)
-    trend_p = mann_kendall(level)
     early = np.argsort(sent_s[inside])[: max(1, arrivals // 5)]
     residence = float(np.median((done_s[inside] - sent_s[inside])[early]))
     residences = window_s / residence if residence > 0 else math.inf
+    # Buckets of two residences or more: shorter ones repeat each other and fake a trend.
+    buckets = int(min(max(residences / 2, MIN_BUCKETS), TREND_BUCKETS))
+    level, centres = bucket_means(sent_s, done_s, t0, t1, buckets)
+    slope, slope_p = ols_growth(centres, level)
+    trend_p = mann_kendall(level)
     verdict = _verdict(
         flow=_flow_rule(imbalance, rise, trend_p, batch),
         late_flow=_second_half(sent_s, done_s, t0, t1, batch),
