@@ -1,4 +1,5 @@
 """`bench validate`: a dry run of a config."""
+
 from __future__ import annotations
 
 import json
@@ -84,21 +85,31 @@ def size_warnings(target: float, stages: list[StageExpectation]) -> list[Problem
         if stage.misses_allowed is not None or not (stage.at_target or len(stages) == 1):
             continue
         rate = stage.window_arrivals / stage.window_s if stage.window_arrivals else stage.offered_qps
-        out.append(Problem(
-            "CFG-042", f'stage "{stage.name}"',
-            f"has {stage.window_arrivals} arrivals in its window; without one miss the Wilson lower bound stays below {target:g}",
-            f"{need} or more", f"make its window {need / rate:.0f} s or longer (sweep.target_duration_sec)",
-        ))
+        out.append(
+            Problem(
+                "CFG-042",
+                f'stage "{stage.name}"',
+                f"has {stage.window_arrivals} arrivals in its window; "
+                f"even without a miss the Wilson lower bound stays below {target:g}",
+                f"{need} or more",
+                f"make its window {need / rate:.0f} s or longer (sweep.target_duration_sec)",
+            )
+        )
     short: dict[tuple[str, ...], list[str]] = {}
     for stage in stages:
         if stage.missing_percentiles():
             short.setdefault(tuple(stage.missing_percentiles()), []).append(f"{stage.name} ({stage.window_arrivals})")
     for names, where in short.items():
         needs = ", ".join(f"{name} {PERCENTILE_SAMPLES[name]}" for name in names)
-        out.append(Problem(
-            "CFG-043", "stages", f"too small for {', '.join(names)}: {'; '.join(where)} arrivals", f"at least {needs}",
-            "these percentiles are withheld; lengthen the stages or set sweep.min_window_arrivals",
-        ))
+        out.append(
+            Problem(
+                "CFG-043",
+                "stages",
+                f"too small for {', '.join(names)}: {'; '.join(where)} arrivals",
+                f"at least {needs}",
+                "these percentiles are withheld; lengthen the stages or set sweep.min_window_arrivals",
+            )
+        )
     return out
 
 
@@ -111,8 +122,9 @@ def _lines(problems: list[Problem]) -> list[str]:
     return [f"{marks[problem.severity]} {problem.text()}" for problem in problems]
 
 
-def _document(file: Path, resolved: Resolved, plan: Plan, stages: list[StageExpectation],
-              problems: list[Problem]) -> dict[str, Any]:
+def _document(
+    file: Path, resolved: Resolved, plan: Plan, stages: list[StageExpectation], problems: list[Problem]
+) -> dict[str, Any]:
     from dataclasses import asdict
 
     from bench.config.limits import cost
@@ -130,12 +142,16 @@ def _document(file: Path, resolved: Resolved, plan: Plan, stages: list[StageExpe
         "shape": plan.shape,
         "seed": plan.run_seed,
         "schedule_hash": plan_hash(plan),
-        "stages": [{**asdict(stage), "cost": cost(limits, stage.input_tokens, stage.output_tokens)} for stage in stages],
+        "stages": [
+            {**asdict(stage), "cost": cost(limits, stage.input_tokens, stage.output_tokens)} for stage in stages
+        ],
         "total": {**asdict(sums), "tokens": sums.tokens, "cost": cost(limits, sums.input_tokens, sums.output_tokens)},
     }
 
 
-def _report(document: dict[str, Any], problems: list[Problem], stages: list[StageExpectation], show_all: bool) -> list[str]:
+def _report(
+    document: dict[str, Any], problems: list[Problem], stages: list[StageExpectation], show_all: bool
+) -> list[str]:
     lines = _lines(problems) + ([""] if problems else [])
     lines.append("values")
     for key, value in _leaves(document["values"], document["origin"]):
@@ -147,22 +163,29 @@ def _report(document: dict[str, Any], problems: list[Problem], stages: list[Stag
     target = document["values"]["slo"]["attainment_target"]
     lines += ["", f"plan {document['shape']}, seed {document['seed']}, schedule {document['schedule_hash'][:16]}"]
     money = document["total"]["cost"] is not None
-    header = f"  {'stage':<22}{'seconds':>8}{'expected':>9}{'planned':>8}{'window':>7}{'input tok':>11}{'output tok':>11}"
+    header = (
+        f"  {'stage':<22}{'seconds':>8}{'expected':>9}{'planned':>8}{'window':>7}{'input tok':>11}{'output tok':>11}"
+    )
     lines.append(header + f"{'misses':>8}" + ("      cost" if money else ""))
     for stage, row in zip(stages, document["stages"], strict=True):
         allowed = "-" if stage.misses_allowed is None else str(stage.misses_allowed)
         lines.append(
-            f"{'>' if stage.at_target else ' '} {stage.name:<22}{stage.duration_s:>8.6g}{stage.expected_arrivals:>9.0f}{stage.arrivals:>8}"
-            f"{stage.window_arrivals:>7}{stage.input_tokens:>11}{stage.output_tokens:>11}{allowed:>8}"
+            f"{'>' if stage.at_target else ' '} {stage.name:<22}{stage.duration_s:>8.6g}"
+            f"{stage.expected_arrivals:>9.0f}{stage.arrivals:>8}{stage.window_arrivals:>7}"
+            f"{stage.input_tokens:>11}{stage.output_tokens:>11}{allowed:>8}"
             + (f"{row['cost']:>10.2f}" if money else "")
         )
     sums = document["total"]
     lines.append(
-        f"  in all: {sums['requests']} requests, {sums['input_tokens']} input and up to {sums['output_tokens']} output tokens, "
+        f"  in all: {sums['requests']} requests, {sums['input_tokens']} input and "
+        f"up to {sums['output_tokens']} output tokens, "
         f"{sums['arrivals_s']:.0f} s of arrivals, at most {sums['longest_s']:.0f} s with drains"
         + (f", cost up to {sums['cost']:.2f}" if money else "")
     )
-    lines.append(f"  misses: how many requests of the window may miss so that attainment >= {target:g} is still shown; -: too few arrivals")
+    lines.append(
+        f"  misses: how many requests of the window may miss so that attainment >= {target:g} is still shown; "
+        "-: too few arrivals"
+    )
     lines += ["", "the run may start" if document["ok"] else "the run may not start"]
     return lines
 

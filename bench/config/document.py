@@ -4,6 +4,7 @@ Input: the pydantic models and `errors.PROBLEMS`.
 Output: Markdown and JSON text; `tests/config/test_documents.py` compares them with the tracked files.
 Does not: write files.
 """
+
 from __future__ import annotations
 
 import json
@@ -27,15 +28,25 @@ def _allowed(spec: dict[str, Any]) -> str:
         return ", ".join(f"`{word}`" for word in spec["enum"])
     if "const" in spec:
         return f"`{spec['const']}`"
-    kind = {"integer": "whole number", "number": "number", "boolean": "`true`, `false`", "string": "text",
-            "object": "mapping", "array": "list"}.get(spec.get("type", ""), "any value")
+    kind = {
+        "integer": "whole number",
+        "number": "number",
+        "boolean": "`true`, `false`",
+        "string": "text",
+        "object": "mapping",
+        "array": "list",
+    }.get(spec.get("type", ""), "any value")
     bounds = [
-        f"{sign} {spec[name]:g}" for name, sign in
-        (("minimum", ">="), ("exclusiveMinimum", ">"), ("maximum", "<="), ("exclusiveMaximum", "<"))
+        f"{sign} {spec[name]:g}"
+        for name, sign in (("minimum", ">="), ("exclusiveMinimum", ">"), ("maximum", "<="), ("exclusiveMaximum", "<"))
         if name in spec and not (spec[name] >= 1e6 and name == "maximum")
     ]
     if kind == "list" and spec.get("items", {}).get("type") in ("integer", "number"):
-        size = f"{spec['minItems']}" if spec.get("minItems") == spec.get("maxItems") else f"{spec.get('minItems', 0)} or more"
+        size = (
+            f"{spec['minItems']}"
+            if spec.get("minItems") == spec.get("maxItems")
+            else f"{spec.get('minItems', 0)} or more"
+        )
         return f"list of {size}: {_allowed(spec['items'])}"
     return kind + (" " + ", ".join(bounds) if bounds else "")
 
@@ -61,14 +72,33 @@ def key_tables() -> str:
         if not inner:
             continue
         schema = inner[0].model_json_schema()
-        defaults = {key: field.get_default(call_default_factory=True) for key, field in inner[0].model_fields.items() if not field.is_required()}
+        defaults = {
+            key: field.get_default(call_default_factory=True)
+            for key, field in inner[0].model_fields.items()
+            if not field.is_required()
+        }
         listed = "[ ]" if name in ("gates", "classes", "tenants") else ""
-        out.append(_table(f"{name}{listed}", info.description or "", schema["properties"], set(schema.get("required", ())), defaults))
+        out.append(
+            _table(
+                f"{name}{listed}",
+                info.description or "",
+                schema["properties"],
+                set(schema.get("required", ())),
+                defaults,
+            )
+        )
     return "\n".join(out)
 
 
 def _table(title: str, text: str, keys: dict[str, Any], required: set[str], defaults: dict[str, Any]) -> str:
-    lines = [f"### {title}", "", f"{text[:1].upper()}{text[1:]}.", "", "| key | unit | default | allowed | meaning |", "|---|---|---|---|---|"]
+    lines = [
+        f"### {title}",
+        "",
+        f"{text[:1].upper()}{text[1:]}.",
+        "",
+        "| key | unit | default | allowed | meaning |",
+        "|---|---|---|---|---|",
+    ]
     for name, spec in keys.items():
         default = _default(spec, name in required, defaults.get(name))
         cells = (f"`{name}`", spec.get("unit", ""), default, _allowed(spec), spec.get("description", ""))

@@ -7,6 +7,7 @@ Does not: change `os.environ`, expand `$VARIABLES`, run anything.
 Lines: `KEY=VALUE`, `export KEY=VALUE`, blank lines, `# comments`. A value in single quotes is taken as it
 stands; in double quotes \\n, \\t, \\\\, \\" are read; without quotes it ends at ` #` and loses outer blanks.
 """
+
 from __future__ import annotations
 
 import os
@@ -28,7 +29,10 @@ class Environment(Mapping[str, str]):
         self.process = dict(process)
         self.dotenv = dict(dotenv)
         self.dotenv_path = dotenv_path
-        self._all = {**self.dotenv, **{name: value for name, value in self.process.items() if value or name not in self.dotenv}}
+        self._all = {
+            **self.dotenv,
+            **{name: value for name, value in self.process.items() if value or name not in self.dotenv},
+        }
 
     def __getitem__(self, name: str) -> str:
         return self._all[name]
@@ -72,7 +76,16 @@ def parse_dotenv(text: str, path: Path) -> tuple[dict[str, str], list[Problem]]:
         value = _value(match.group(2)) if match else None
         if match is None or value is None:
             found = "is not KEY=VALUE" if match is None else f"has quotes that do not close, for {match.group(1)}"
-            problems.append(Problem("CFG-015", f"{path}", found, "KEY=VALUE, export KEY=VALUE, # comment", "correct the line", line=number))
+            problems.append(
+                Problem(
+                    "CFG-015",
+                    f"{path}",
+                    found,
+                    "KEY=VALUE, export KEY=VALUE, # comment",
+                    "correct the line",
+                    line=number,
+                )
+            )
             continue
         values[match.group(1)] = value
     return values, problems
@@ -91,13 +104,25 @@ def read_environment(folder: Path | None = None, process: Mapping[str, str] | No
     except FileNotFoundError:
         return Environment(process, {}, None)
     except OSError as error:
-        raise ConfigError([Problem("CFG-015", str(path), f"cannot be read ({error.strerror})", "", "correct its permissions or move it away")]) from None
+        raise ConfigError(
+            [
+                Problem(
+                    "CFG-015",
+                    str(path),
+                    f"cannot be read ({error.strerror})",
+                    "",
+                    "correct its permissions or move it away",
+                )
+            ]
+        ) from None
     try:
         if len(raw) > MAX_BYTES:
             raise UnicodeError
         text = raw.decode("utf-8")
     except UnicodeError:
-        raise ConfigError([Problem("CFG-015", str(path), "is not a small UTF-8 text", "KEY=VALUE lines", "save it as UTF-8")]) from None
+        raise ConfigError(
+            [Problem("CFG-015", str(path), "is not a small UTF-8 text", "KEY=VALUE lines", "save it as UTF-8")]
+        ) from None
     values, problems = parse_dotenv(text, path)
     if problems:
         raise ConfigError(problems)

@@ -6,6 +6,7 @@ Does not: hold any part of an API key, in any field.
 
 `PROBLEMS` is the table of ids; `docs/config.md` and the tests are checked against it.
 """
+
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass

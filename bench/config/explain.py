@@ -4,6 +4,7 @@ Input: pydantic error details and the data they are about.
 Output: `Finding`s with ids of `errors.PROBLEMS`; the nearest known key for an unknown one.
 Does not: show a text longer than 60 characters, or one that looks like a key.
 """
+
 from __future__ import annotations
 
 import difflib
@@ -14,8 +15,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from bench.config.checks import Finding
 from bench.config.errors import PROBLEMS
+from bench.config.findings import Finding
 from bench.config.parse import Path_, dotted
 from bench.config.schema import Config
 
@@ -93,13 +94,22 @@ def nearest(at: Path_) -> str | None:
 
 
 _WORDS = {
-    "int_type": "a whole number", "int_from_float": "a whole number", "float_type": "a number", "bool_type": "true or false",
-    "string_type": "a text", "list_type": "a list", "dict_type": "a mapping", "model_type": "a mapping of keys",
-    "model_attributes_type": "a mapping of keys", "int_parsing_size": "a smaller whole number",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "string_type": "a text",
+    "list_type": "a list",
+    "dict_type": "a mapping",
+    "model_type": "a mapping of keys",
+    "model_attributes_type": "a mapping of keys",
+    "int_parsing_size": "a smaller whole number",
 }
 _BOUNDS = {
-    "greater_than": ("gt", "above {}"), "greater_than_equal": ("ge", "at least {}"),
-    "less_than": ("lt", "below {}"), "less_than_equal": ("le", "at most {}"),
+    "greater_than": ("gt", "above {}"),
+    "greater_than_equal": ("ge", "at least {}"),
+    "less_than": ("lt", "below {}"),
+    "less_than_equal": ("le", "at most {}"),
 }
 
 
@@ -127,9 +137,13 @@ def real_path(loc: tuple[str | int, ...], data: Any) -> Path_:
     out: list[str | int] = []
     node = data
     for part in loc:
-        if isinstance(node, dict) and part in node:
-            node = node[part]
-        elif isinstance(node, list) and isinstance(part, int) and part < len(node):
+        if (
+            isinstance(node, dict)
+            and part in node
+            or isinstance(node, list)
+            and isinstance(part, int)
+            and part < len(node)
+        ):
             node = node[part]
         elif isinstance(node, dict) and part == loc[-1] and isinstance(part, str) and part != "[key]":
             out.append(part)  # a missing key
@@ -157,22 +171,46 @@ def finding(detail: Any, data: Any) -> tuple[Path_, Finding | None]:
         words = re.findall(r"'([^']*)'", context.get("expected", ""))
         near = [word for word in words if sorted(word) == sorted(str(value))]  # =< for <=
         near = near or difflib.get_close_matches(str(value).lower().replace("-", "_"), words, n=1)
-        return at, Finding("CFG-007", at, f"is {show(value)}", f"one of {', '.join(words)}", f"did you mean {near[0]}?" if near else "")
+        return at, Finding(
+            "CFG-007", at, f"is {show(value)}", f"one of {', '.join(words)}", f"did you mean {near[0]}?" if near else ""
+        )
     if kind == "finite_number":
         return at, Finding("CFG-008", at, f"is {value!r}", "a finite number", "write a number")
     if kind in _BOUNDS:
         name, words = _BOUNDS[kind]
-        return at, Finding("CFG-006", at, f"is {show(value)}", words.format(f"{context[name]:g}" if isinstance(context[name], float) else context[name]), "change it")
+        return at, Finding(
+            "CFG-006",
+            at,
+            f"is {show(value)}",
+            words.format(f"{context[name]:g}" if isinstance(context[name], float) else context[name]),
+            "change it",
+        )
     if kind in ("too_short", "too_long"):
         name = "min_length" if kind == "too_short" else "max_length"
-        return at, Finding("CFG-006", at, f"holds {context['actual_length']} entries", f"{'at least' if name == 'min_length' else 'at most'} {context[name]}", "change the list")
+        return at, Finding(
+            "CFG-006",
+            at,
+            f"holds {context['actual_length']} entries",
+            f"{'at least' if name == 'min_length' else 'at most'} {context[name]}",
+            "change the list",
+        )
     if kind in ("string_too_short", "string_too_long"):
         found = "is empty" if value == "" else f"is a text of {len(value) if isinstance(value, str) else 0} characters"
-        return at, Finding("CFG-006", at, found, f"{context.get('min_length', context.get('max_length'))} characters", "change or remove it")
+        return at, Finding(
+            "CFG-006",
+            at,
+            found,
+            f"{context.get('min_length', context.get('max_length'))} characters",
+            "change or remove it",
+        )
     words = _WORDS.get(kind, "another type")
     fix = ""
     if isinstance(value, str) and kind in ("int_type", "float_type", "bool_type"):
-        fix = "remove the quotes" if re.fullmatch(r"\s*(-?\d+(\.\d+)?([eE][+-]?\d+)?|true|false)\s*", value) else "write it without a unit"
+        fix = (
+            "remove the quotes"
+            if re.fullmatch(r"\s*(-?\d+(\.\d+)?([eE][+-]?\d+)?|true|false)\s*", value)
+            else "write it without a unit"
+        )
     elif kind in ("int_type", "int_from_float") and isinstance(value, float) and value.is_integer():
         fix = f"write {int(value)}"
     elif value is None:

@@ -4,6 +4,7 @@ Input: `Limits` and an `Expectation` (bench.workload.expect makes one from a pla
 Output: problems CFG-041, one for each ceiling that the plan exceeds.
 Does not: count what was sent; who sends compares that with the same numbers.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -50,8 +51,13 @@ def limit_problems(config: Config, expected: Expectation) -> list[Problem]:
     for name, ceiling, planned, unit in rows:
         if ceiling is not None and planned is not None and planned > ceiling:
             shown = f"{planned:,.2f}" if isinstance(planned, float) else f"{planned:,}"
-            problems.append(Problem(
-                "CFG-041", f"limits.{name}", f"is {ceiling:g}, the plan has {shown} {unit}", f"plans up to {ceiling:g}",
-                "run fewer, slower or shorter stages, or raise the limit",
-            ))
+            problems.append(
+                Problem(
+                    "CFG-041",
+                    f"limits.{name}",
+                    f"is {ceiling:g}, the plan has {shown} {unit}",
+                    f"plans up to {ceiling:g}",
+                    "run fewer, slower or shorter stages, or raise the limit",
+                )
+            )
     return problems

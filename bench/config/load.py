@@ -6,6 +6,7 @@ Does not: talk to the service, read the API key (`secrets.api_key` does), build 
 
 Order: command line, then environment, then `.env`, then the file, then defaults.
 """
+
 from __future__ import annotations
 
 import copy
@@ -51,8 +52,9 @@ class Resolved:
         return [problem for problem in self.warnings if problem.id == "CFG-012"]
 
 
-def load_config(path: Path | None, *, env: Mapping[str, str] | None = None,
-                overrides: dict[str, Any] | None = None) -> Resolved:
+def load_config(
+    path: Path | None, *, env: Mapping[str, str] | None = None, overrides: dict[str, Any] | None = None
+) -> Resolved:
     """The resolved config of a file (None: defaults alone).
 
     env: a plain mapping; None or os.environ for the process's environment with the `.env` of the working
@@ -135,7 +137,9 @@ def _apply(data: dict[str, Any], values: Mapping[Path_, Any], origin: str, origi
         origin_of[at] = origin
 
 
-def _apply_environment(data: dict[str, Any], env: Mapping[str, str], origin_of: dict[Path_, str]) -> list[checks.Finding]:
+def _apply_environment(
+    data: dict[str, Any], env: Mapping[str, str], origin_of: dict[Path_, str]
+) -> list[checks.Finding]:
     """Base URL and model of the environment; notes on what was not used."""
     engine = data.get("engine")
     embedded = isinstance(engine, dict) and engine.get("embedded") is True
@@ -150,10 +154,15 @@ def _apply_environment(data: dict[str, Any], env: Mapping[str, str], origin_of: 
         origin = env.origin(name) if isinstance(env, Environment) else f"environment {name}"
         _apply(data, {(key,): env[name]}, origin, origin_of)
     if unused:
-        return [checks.Finding(
-            "CFG-016", ("engine", "embedded"), f"is true, so {' and '.join(unused)} is not used", "",
-            "set engine.embedded to false to test that service",
-        )]
+        return [
+            checks.Finding(
+                "CFG-016",
+                ("engine", "embedded"),
+                f"is true, so {' and '.join(unused)} is not used",
+                "",
+                "set engine.embedded to false to test that service",
+            )
+        ]
     return []
 
 
@@ -172,9 +181,16 @@ def _secrets(data: dict[str, Any], env: Mapping[str, str], place: _Places) -> li
     problems: list[Problem] = []
     for at, inner, why in find_secrets(data, known_keys(env)):
         where, line = place.of(at)
-        problems.append(Problem(
-            "CFG-010", where, why, "no secret in a config", "put the key into BENCH_API_KEY or a file named by BENCH_API_KEY_FILE", line,
-        ))
+        problems.append(
+            Problem(
+                "CFG-010",
+                where,
+                why,
+                "no secret in a config",
+                "put the key into BENCH_API_KEY or a file named by BENCH_API_KEY_FILE",
+                line,
+            )
+        )
         _cut(data, inner)
     return problems
 

@@ -7,6 +7,7 @@ Does not: know the schema.
 JSON is told from YAML by its first character, not by the file's name. Python's JSON reader takes NaN and
 doubled keys silently; here a doubled key is a problem and NaN is left for the schema to refuse.
 """
+
 from __future__ import annotations
 
 import json
@@ -38,6 +39,7 @@ def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def read_text(path: Path) -> tuple[str, list[Problem]]:
     """The file's text, or the problem that it cannot be read."""
+
     def refuse(found: str, fix: str) -> tuple[str, list[Problem]]:
         return "", [Problem("CFG-001", str(path), found, "", fix)]
 
@@ -47,7 +49,9 @@ def read_text(path: Path) -> tuple[str, list[Problem]]:
         with open(path, "rb") as stream:
             raw = stream.read(MAX_BYTES + 1)
     except OSError as error:
-        return refuse(f"cannot be read ({error.strerror or error})", "check the path; `bench validate --help` shows an example")
+        return refuse(
+            f"cannot be read ({error.strerror or error})", "check the path; `bench validate --help` shows an example"
+        )
     if len(raw) > MAX_BYTES:
         return refuse(f"is larger than {MAX_BYTES} bytes", "name the config file")
     for encoding in ("utf-8-sig",) if not raw.startswith((b"\xff\xfe", b"\xfe\xff")) else ("utf-16",):
@@ -61,13 +65,37 @@ def read_text(path: Path) -> tuple[str, list[Problem]]:
 def parse(text: str, path: Path) -> tuple[Any, Marks, list[Problem]]:
     """(data, marks, problems) of a config text; data is None when it cannot be parsed."""
     if not text.strip():
-        return None, {}, [Problem("CFG-002", str(path), "is empty", "a JSON or YAML mapping", "start from configs/scheduler_bench.json")]
+        return (
+            None,
+            {},
+            [
+                Problem(
+                    "CFG-002",
+                    str(path),
+                    "is empty",
+                    "a JSON or YAML mapping",
+                    "start from configs/scheduler_bench.json",
+                )
+            ],
+        )
     is_json = text.lstrip()[0] in "{[" and path.suffix.lower() not in (".yaml", ".yml")
     data, problems = _parse_json(text, path) if is_json else _parse_yaml(text, path)
     if any(problem.id == "CFG-002" for problem in problems):
         return None, {}, problems
     if not isinstance(data, dict):
-        return None, {}, [Problem("CFG-002", str(path), f"holds a {_word(data)}", "a mapping of sections", "start from configs/scheduler_bench.json")]
+        return (
+            None,
+            {},
+            [
+                Problem(
+                    "CFG-002",
+                    str(path),
+                    f"holds a {_word(data)}",
+                    "a mapping of sections",
+                    "start from configs/scheduler_bench.json",
+                )
+            ],
+        )
     return data, marks(text), problems
 
 
@@ -81,7 +109,9 @@ def _parse_json(text: str, path: Path) -> tuple[Any, list[Problem]]:
     except json.JSONDecodeError as error:
         return None, [_json_problem(error, text, path)]
     except (RecursionError, ValueError) as error:  # too deep; a number of thousands of digits
-        return None, [Problem("CFG-002", str(path), f"is not valid JSON ({type(error).__name__})", "", "correct it by hand")]
+        return None, [
+            Problem("CFG-002", str(path), f"is not valid JSON ({type(error).__name__})", "", "correct it by hand")
+        ]
     problems: list[Problem] = []
     plain = _undouble(data, (), path, problems)
     return plain, problems
@@ -101,8 +131,15 @@ def _json_problem(error: json.JSONDecodeError, text: str, path: Path) -> Problem
         hint = "JSON has no comments; save the file as .yaml to use them"
     elif "delimiter" in error.msg:
         hint = "a comma or colon is missing before this place"
-    return Problem("CFG-002", str(path), f"is not valid JSON: {error.msg[:1].lower()}{error.msg[1:]}", "", hint,
-                   line=error.lineno, column=error.colno)
+    return Problem(
+        "CFG-002",
+        str(path),
+        f"is not valid JSON: {error.msg[:1].lower()}{error.msg[1:]}",
+        "",
+        hint,
+        line=error.lineno,
+        column=error.colno,
+    )
 
 
 def _undouble(value: Any, at: Path_, path: Path, problems: list[Problem]) -> Any:
@@ -134,17 +171,26 @@ def _parse_yaml(text: str, path: Path) -> tuple[Any, list[Problem]]:
     try:
         node = yaml.compose(text, Loader=_Loader)
         if node is not None and _has_alias(node):
-            return None, [Problem("CFG-002", str(path), "uses YAML anchors", "plain keys and values", "write the values out")]
+            return None, [
+                Problem("CFG-002", str(path), "uses YAML anchors", "plain keys and values", "write the values out")
+            ]
         problems: list[Problem] = []
         _doubled_yaml(node, (), path, problems)
         loader = _Loader("")
         return (None if node is None else loader.construct_document(node)), problems
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        return None, [Problem(
-            "CFG-002", str(path), f"is not valid YAML: {error.problem or error.context}", "", "correct the text there",
-            line=mark.line + 1 if mark else None, column=mark.column + 1 if mark else None,
-        )]
+        return None, [
+            Problem(
+                "CFG-002",
+                str(path),
+                f"is not valid YAML: {error.problem or error.context}",
+                "",
+                "correct the text there",
+                line=mark.line + 1 if mark else None,
+                column=mark.column + 1 if mark else None,
+            )
+        ]
     except (yaml.YAMLError, RecursionError, ValueError, TypeError) as error:
         first = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
         return None, [Problem("CFG-002", str(path), f"is not valid YAML: {first}", "", "correct it by hand")]

@@ -2,6 +2,7 @@
 
 `tests/config/test_profiles.py` compares them with the engine's, so the two cannot part.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass

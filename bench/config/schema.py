@@ -9,6 +9,7 @@ Does not: read files or the environment (`load.py`), compare keys with each othe
 3. Every key has a description and a unit; `docs/config.md` and `configs/schema.json` come from them.
 4. Milliseconds only where the reference config has them (`*_ms`); everything else in the unit of its name.
 """
+
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
@@ -127,7 +128,11 @@ class Sweep(Section):
         None, "the same for the stage at loadgen.target_qps, which needs most arrivals", unit="s"
     )
     min_window_arrivals: int = _key(
-        0, "stages of slow rates last longer, until so many arrivals are expected after the warm-up", unit="requests", ge=0, le=10**7
+        0,
+        "stages of slow rates last longer, until so many arrivals are expected after the warm-up",
+        unit="requests",
+        ge=0,
+        le=10**7,
     )
     warmup_sec: SecondsOrZero | None = _key(
         None, "start of each stage that is left out of the statistics (default: a tenth, at most 30 s)", unit="s"
@@ -142,7 +147,9 @@ class Target(Section):
     """How the service is spoken to."""
 
     endpoint: Endpoint = _key("chat", "chat/completions or completions")
-    api_key_file: Word | None = _key(None, "file that holds the API key, when no environment variable does", unit="path")
+    api_key_file: Word | None = _key(
+        None, "file that holds the API key, when no environment variable does", unit="path"
+    )
     connect_timeout_sec: Seconds = _key(5.0, "longest wait for a connection", unit="s")
     first_token_timeout_sec: Seconds = _key(60.0, "longest wait for the first output", unit="s")
     idle_timeout_sec: Seconds = _key(30.0, "longest gap between two reads of one answer", unit="s")
@@ -180,12 +187,16 @@ class Engine(Section):
     replicas: int = _key(1, "independent engines behind one address", ge=1, le=1024)
     router: Literal["round_robin", "random", "least_loaded", "prefix"] = _key("round_robin", "who gets a request")
     block_size: int = _key(16, "tokens of one KV block", unit="tokens", ge=1, le=1024)
-    num_blocks: Annotated[int, Field(ge=1, le=10**9)] | None = _key(None, "KV blocks (default: the profile's)", unit="blocks")
+    num_blocks: Annotated[int, Field(ge=1, le=10**9)] | None = _key(
+        None, "KV blocks (default: the profile's)", unit="blocks"
+    )
     watermark: float = _key(0.0, "share of the KV blocks kept free when a request is admitted", unit="1", ge=0, lt=1)
     max_model_len: Tokens = _key(8192, "prompt + output of one request", unit="tokens")
     prefix_caching: bool = _key(False, "whether equal prompt starts share KV blocks")
     noise_cv: float = _key(0.03, "spread of step times", unit="1", ge=0, le=2)
-    overhead_ms: Annotated[float, Field(ge=0, le=1e4)] | None = _key(None, "per-step overhead (default: the profile's)", unit="ms")
+    overhead_ms: Annotated[float, Field(ge=0, le=1e4)] | None = _key(
+        None, "per-step overhead (default: the profile's)", unit="ms"
+    )
     time_scale: float = _key(1.0, "step times are multiplied by it", unit="1", gt=0, le=1000)
     seed: Seed = _key(1, "seed of noise and of sampled lengths")
     stream_interval: int = _key(1, "tokens of one streamed chunk", unit="tokens", ge=1, le=10_000)
@@ -195,13 +206,29 @@ class Gate(Section):
     """One extra check of the verdict, such as `ttft p99 <= 1200 at target`."""
 
     metric: Literal[
-        "ttft", "ttfo", "tpot", "e2e", "residence", "itl_p99", "send_lag", "attainment", "attainment_ttft",
-        "attainment_tpot", "goodput_qps", "completed_qps", "error_ratio", "knee_qps",
+        "ttft",
+        "ttfo",
+        "tpot",
+        "e2e",
+        "residence",
+        "itl_p99",
+        "send_lag",
+        "attainment",
+        "attainment_ttft",
+        "attainment_tpot",
+        "goodput_qps",
+        "completed_qps",
+        "error_ratio",
+        "knee_qps",
     ] = Field(description="what is measured", json_schema_extra={"unit": ""})
     statistic: Literal["mean", "p50", "p90", "p95", "p99", "max", "value"] = _key("value", "which statistic of it")
     operator: Literal["<=", "<", ">=", ">"] = Field(description="comparison", json_schema_extra={"unit": ""})
-    value: float = Field(description="limit; ms for latencies, else the metric's unit", json_schema_extra={"unit": "ms or metric"})
-    at: Literal["target", "max", "all", "run"] | Qps = _key("target", "stage: target, max, all, run, or an offered rate")
+    value: float = Field(
+        description="limit; ms for latencies, else the metric's unit", json_schema_extra={"unit": "ms or metric"}
+    )
+    at: Literal["target", "max", "all", "run"] | Qps = _key(
+        "target", "stage: target, max, all, run, or an offered rate"
+    )
     severity: Literal["fail", "warn"] = _key("fail", "what a miss does")
     abort: bool = _key(False, "true: a miss stops the run in order")
 
@@ -240,7 +267,12 @@ class Config(Section):
     """The whole config file."""
 
     model: str = _key("", "model ID sent with each request (BENCH_MODEL, TAOTOKEN_MODEL_ID)", max_length=512)
-    base_url: str = _key("", "address of the service, with or without /v1 (BENCH_BASE_URL, TAOTOKEN_BASE_URL)", unit="URL", max_length=2048)
+    base_url: str = _key(
+        "",
+        "address of the service, with or without /v1 (BENCH_BASE_URL, TAOTOKEN_BASE_URL)",
+        unit="URL",
+        max_length=2048,
+    )
     scheduler: Scheduler = Field(default_factory=Scheduler, description="batching of the service")
     slo: Slo = Field(default_factory=Slo, description="deadlines and the share that must meet them")
     admission: Admission = Field(default_factory=Admission, description="admission of the embedded engine")

@@ -7,6 +7,7 @@ Does not: log, cache, or print.
 Order: BENCH_API_KEY, BENCH_API_KEY_FILE, TAOTOKEN_API_KEY, TAOTOKEN_API_KEY_FILE in the environment, then the
 same four in `.env`, then target.api_key_file. An empty variable counts as not set.
 """
+
 from __future__ import annotations
 
 import os
@@ -26,11 +27,34 @@ FIX = "put the key into BENCH_API_KEY (or TAOTOKEN_API_KEY), into .env, or into 
 
 # Config keys and header names that hold secrets, compared without case, - and _.
 _SECRET_NAMES = {
-    "apikey", "xapikey", "key", "secret", "token", "accesstoken", "authtoken", "bearer", "password", "passwd",
-    "authorization", "proxyauthorization", "cookie", "credential", "credentials", "clientsecret", "secretkey",
-    "benchapikey", "taotokenapikey", "openaiapikey", "xauthtoken", "xgoogapikey", "ocpapimsubscriptionkey",
+    "apikey",
+    "xapikey",
+    "key",
+    "secret",
+    "token",
+    "accesstoken",
+    "authtoken",
+    "bearer",
+    "password",
+    "passwd",
+    "authorization",
+    "proxyauthorization",
+    "cookie",
+    "credential",
+    "credentials",
+    "clientsecret",
+    "secretkey",
+    "benchapikey",
+    "taotokenapikey",
+    "openaiapikey",
+    "xauthtoken",
+    "xgoogapikey",
+    "ocpapimsubscriptionkey",
 }
-_SECRET_VALUE = re.compile(r"^\s*(bearer\s+\S{8,}|basic\s+[A-Za-z0-9+/=]{8,}|(sk|pk|hf|gsk|xai|tao|ghp|glpat)[-_][A-Za-z0-9_\-]{12,})\s*$", re.I)
+_SECRET_VALUE = re.compile(
+    r"^\s*(bearer\s+\S{8,}|basic\s+[A-Za-z0-9+/=]{8,}|(sk|pk|hf|gsk|xai|tao|ghp|glpat)[-_][A-Za-z0-9_\-]{12,})\s*$",
+    re.I,
+)
 _MIN_KNOWN = 8  # shorter keys are not searched for in the file: "test" would match a model name
 
 
@@ -125,23 +149,35 @@ def check_key(text: str, where: str) -> str:
     """The key itself. Raises ConfigError CFG-013 that names length and kind of damage only."""
     kinds = damage(text)
     if kinds:
-        raise ConfigError([Problem(
-            "CFG-013", where, f"holds a key of {len(text)} characters with {', '.join(kinds)}",
-            "a key is one word of printable ASCII", "copy it again without blanks, quotes and line breaks",
-        )])
+        raise ConfigError(
+            [
+                Problem(
+                    "CFG-013",
+                    where,
+                    f"holds a key of {len(text)} characters with {', '.join(kinds)}",
+                    "a key is one word of printable ASCII",
+                    "copy it again without blanks, quotes and line breaks",
+                )
+            ]
+        )
     return text
 
 
 def read_key_file(path: str, where: str) -> str:
     """The key in a file; one line break at its end is part of the file, not of the key."""
+
     def refuse(found: str, fix: str) -> ConfigError:
-        return ConfigError([Problem("CFG-014", where, f"names {path}, {found}", "a small text file that holds the key alone", fix)])
+        return ConfigError(
+            [Problem("CFG-014", where, f"names {path}, {found}", "a small text file that holds the key alone", fix)]
+        )
 
     try:
         with open(Path(path).expanduser(), "rb") as stream:
             raw = stream.read(MAX_KEY_FILE_BYTES + 1)
     except OSError as error:
-        raise refuse(f"which cannot be read ({error.strerror or error})", "correct the path or its permissions") from None
+        raise refuse(
+            f"which cannot be read ({error.strerror or error})", "correct the path or its permissions"
+        ) from None
     if len(raw) > MAX_KEY_FILE_BYTES:
         raise refuse(f"which is larger than {MAX_KEY_FILE_BYTES} bytes", "name the file of the key")
     try:

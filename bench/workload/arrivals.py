@@ -14,6 +14,7 @@ Does not: read a clock, sleep, or send.
 4. Only +, -, *, / and sqrt touch the times, and numpy's scalar samplers the draws: the same bits on
    every machine with the same numpy.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence

@@ -8,6 +8,7 @@ Attainment is decided by the Wilson interval (Wilson 1927; docs/analysis.md): fo
     low = (p + z^2/2n - z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n),  p = h/n, z = 1.959964.
 With no miss at all low = n/(n + z^2), so a target t needs n >= z^2 t/(1 - t): 381 arrivals for 0.99.
 """
+
 from __future__ import annotations
 
 import math
@@ -78,10 +79,18 @@ def expect_stage(plan: Plan, stage: Stage, attainment_target: float = 0.99) -> S
     schedule = build_schedule(plan, stage)
     window = int((schedule.intended_s >= stage.warmup_s).sum())
     return StageExpectation(
-        index=stage.index, repeat=stage.repeat, name=stage.name, offered_qps=stage.offered_qps,
-        duration_s=stage.duration_s, window_s=stage.window_s, expected_arrivals=stage.expected_arrivals,
-        arrivals=len(schedule), window_arrivals=window, input_tokens=int(schedule.input_tokens.sum()),
-        output_tokens=int(schedule.max_tokens.sum()), misses_allowed=misses_allowed(window, attainment_target),
+        index=stage.index,
+        repeat=stage.repeat,
+        name=stage.name,
+        offered_qps=stage.offered_qps,
+        duration_s=stage.duration_s,
+        window_s=stage.window_s,
+        expected_arrivals=stage.expected_arrivals,
+        arrivals=len(schedule),
+        window_arrivals=window,
+        input_tokens=int(schedule.input_tokens.sum()),
+        output_tokens=int(schedule.max_tokens.sum()),
+        misses_allowed=misses_allowed(window, attainment_target),
         at_target=stage.ramp_to_qps is None and not stage.profile and stage.offered_qps == plan.target_qps,
         schedule_hash=schedule.hash,
     )

@@ -11,6 +11,7 @@ Every law here draws N = min(max(floor(X), low), high): the draw is floored to w
 Closed forms of the unfloored lognormal are in `lognormal_moment` and `lognormal_clipped_moment`
 (Johnson, Kotz and Balakrishnan, Continuous Univariate Distributions 1, 1994, chapter 14).
 """
+
 from __future__ import annotations
 
 import math
@@ -146,8 +147,13 @@ class Lengths:
     def to_dict(self) -> dict[str, Any]:
         """JSON-able form."""
         return {
-            "kind": self.kind, "low": self.low, "high": self.high, "mu": self.mu, "sigma": self.sigma,
-            "values": list(self.values), "counts": list(self.counts),
+            "kind": self.kind,
+            "low": self.low,
+            "high": self.high,
+            "mu": self.mu,
+            "sigma": self.sigma,
+            "values": list(self.values),
+            "counts": list(self.counts),
         }
 
     @classmethod

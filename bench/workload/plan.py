@@ -9,12 +9,12 @@ Does not: draw anything (`schedule.py` does), know the time of day, know workers
    stage at 20 QPS sends the same load alone, in a sweep, or in another order.
 3. `build_plan` alone opens files: the trace and the list of lengths that the config names.
 """
+
 from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -123,7 +123,10 @@ class Plan:
         """One line of JSON; `from_json` gives an equal plan."""
         return json.dumps(
             {
-                "format": FORMAT, "run_seed": self.run_seed, "shape": self.shape, "target_qps": self.target_qps,
+                "format": FORMAT,
+                "run_seed": self.run_seed,
+                "shape": self.shape,
+                "target_qps": self.target_qps,
                 "stages": [asdict(stage) for stage in self.stages],
                 "lengths": {"input": self.lengths.input.to_dict(), "output": self.lengths.output.to_dict()},
                 "prompts": asdict(self.prompts),
@@ -131,7 +134,8 @@ class Plan:
                 "tenants": [asdict(group) for group in self.tenants],
                 "classes": [asdict(group) for group in self.classes],
             },
-            allow_nan=False, separators=(",", ":"),
+            allow_nan=False,
+            separators=(",", ":"),
         )
 
     @classmethod
@@ -139,13 +143,19 @@ class Plan:
         """The plan in a `to_json` text. Raises ValueError on another format number."""
         data = json.loads(text)
         if data.get("format") != FORMAT:
-            raise ValueError(f"plan: format is {data.get('format')!r}, this version reads {FORMAT}; use one version everywhere")
+            raise ValueError(
+                f"plan: format is {data.get('format')!r}, this version reads {FORMAT}; use one version everywhere"
+            )
         return cls(
             stages=tuple(
                 Stage(**{**stage, "profile": tuple((t, q) for t, q in stage["profile"])}) for stage in data["stages"]
             ),
-            run_seed=data["run_seed"], shape=data["shape"], target_qps=data["target_qps"],
-            lengths=LengthLaws(Lengths.from_dict(data["lengths"]["input"]), Lengths.from_dict(data["lengths"]["output"])),
+            run_seed=data["run_seed"],
+            shape=data["shape"],
+            target_qps=data["target_qps"],
+            lengths=LengthLaws(
+                Lengths.from_dict(data["lengths"]["input"]), Lengths.from_dict(data["lengths"]["output"])
+            ),
             prompts=Prompts(**data["prompts"]),
             trace=Trace.from_dict(data["trace"]) if data["trace"] is not None else None,
             tenants=tuple(Group(**group) for group in data["tenants"]),
@@ -171,8 +181,15 @@ def stage_seed(run_seed: int, rates: Levels, repeat: int) -> int:
     return (int(state[0]) | int(state[1]) << 32) >> 11
 
 
-def build_plan(config: Config, shape: str = "sweep", *, qps: list[float] | None = None,
-               duration_s: float | None = None, repeats: int | None = None, seed: int | None = None) -> Plan:
+def build_plan(
+    config: Config,
+    shape: str = "sweep",
+    *,
+    qps: list[float] | None = None,
+    duration_s: float | None = None,
+    repeats: int | None = None,
+    seed: int | None = None,
+) -> Plan:
     """The plan of a shape; the keyword arguments go before the config's values.
 
     Raises PlanError when the shape needs what the config does not give, and when a file that the config
@@ -198,24 +215,36 @@ def build_plan(config: Config, shape: str = "sweep", *, qps: list[float] | None 
                 f"stage {index} would have {expected:.3g} arrivals ({label} per second for {length_s:g} s); "
                 f"at most {MAX_ARRIVALS}; lower the rate or shorten the stage"
             )
-        warmup_s = 0.0 if shape in ("ramp", "spike", "replay") else config.warmup_s(min(length_s, config.stage_duration_s()))
+        warmup_s = (
+            0.0 if shape in ("ramp", "spike", "replay") else config.warmup_s(min(length_s, config.stage_duration_s()))
+        )
         if warmup_s >= length_s:
             raise PlanError(
-                f"sweep.warmup_sec is {warmup_s:g}, stage {index} lasts {length_s:g} s; shorten the warm-up or lengthen the stage"
+                f"sweep.warmup_sec is {warmup_s:g}, stage {index} lasts {length_s:g} s; "
+                "shorten the warm-up or lengthen the stage"
             )
         simple = len(points) == 2
         stage = Stage(
-            index=index, repeat=repeat, name=f"{index:02d} {config.target.endpoint} @{label}",
+            index=index,
+            repeat=repeat,
+            name=f"{index:02d} {config.target.endpoint} @{label}",
             offered_qps=points[0][1] if simple else integrated_rate(points, length_s) / length_s,
             ramp_to_qps=points[1][1] if simple and points[1][1] != points[0][1] else None,
-            process=process, burstiness=config.loadgen.burstiness,
-            duration_s=length_s, warmup_s=warmup_s, drain_limit_s=config.sweep.drain_limit_sec,
+            process=process,
+            burstiness=config.loadgen.burstiness,
+            duration_s=length_s,
+            warmup_s=warmup_s,
+            drain_limit_s=config.sweep.drain_limit_sec,
             seed=stage_seed(run_seed, points, repeat if config.sweep.repeat_seed == "different" else 0),
         )
         stages.append(stage if simple else replace(stage, profile=points))
     return Plan(
-        stages=tuple(stages), run_seed=run_seed, shape=shape, lengths=length_laws,
-        prompts=Prompts(config.target.tokens_per_word, config.loadgen.unique_prompts), trace=trace,
+        stages=tuple(stages),
+        run_seed=run_seed,
+        shape=shape,
+        lengths=length_laws,
+        prompts=Prompts(config.target.tokens_per_word, config.loadgen.unique_prompts),
+        trace=trace,
         tenants=tuple(Group(t.name, t.share) for t in config.tenants),
         classes=tuple(Group(c.name, c.share) for c in config.classes),
         target_qps=config.loadgen.target_qps,
@@ -229,8 +258,14 @@ def _flat(rate: float, length_s: float) -> tuple[str, Points]:
     return f"{rate:g}", ((0.0, float(rate)), (float(length_s), float(rate)))
 
 
-def _levels(config: Config, shape: str, qps: list[float] | None, duration_s: float | None,
-            repeats: int | None, trace: Trace | None) -> list[tuple[str, Points]]:
+def _levels(
+    config: Config,
+    shape: str,
+    qps: list[float] | None,
+    duration_s: float | None,
+    repeats: int | None,
+    trace: Trace | None,
+) -> list[tuple[str, Points]]:
     """(label, rate profile) of every stage of a shape, in order."""
     target = config.loadgen.target_qps
     length_s = duration_s or config.stage_duration_s()
@@ -289,8 +324,11 @@ def _load_trace(config: Config, shape: str) -> Trace | None:
     if load.trace_file is None:
         raise PlanError("loadgen.trace_file is not given; a replay needs an Azure CSV or a Mooncake JSONL file")
     return read_trace(
-        Path(load.trace_file), start_s=load.trace_start_sec, end_s=load.trace_end_sec,
-        spread_ties=load.trace_spread_ties, max_input_tokens=load.trace_max_input_tokens,
+        Path(load.trace_file),
+        start_s=load.trace_start_sec,
+        end_s=load.trace_end_sec,
+        spread_ties=load.trace_spread_ties,
+        max_input_tokens=load.trace_max_input_tokens,
         max_output_tokens=load.max_output_tokens,
     )
 
@@ -313,4 +351,15 @@ def _length_laws(config: Config) -> LengthLaws:
     return LengthLaws(laws.uniform(low, high), output)
 
 
-__all__ = ["SHAPES", "Group", "LengthLaws", "Plan", "PlanError", "Prompts", "Stage", "TraceError", "build_plan", "stage_seed"]
+__all__ = [
+    "SHAPES",
+    "Group",
+    "LengthLaws",
+    "Plan",
+    "PlanError",
+    "Prompts",
+    "Stage",
+    "TraceError",
+    "build_plan",
+    "stage_seed",
+]

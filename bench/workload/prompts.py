@@ -9,6 +9,7 @@ Does not: count tokens. The service's own count (`prompt_tokens` in the ledger) 
 2. Common English words are one token each in the usual tokenizers; `target.tokens_per_word` corrects the rest.
 3. Cutting a slice costs microseconds whatever the length: nothing is joined word by word.
 """
+
 from __future__ import annotations
 
 import numpy as np
@@ -28,7 +29,7 @@ engine enjoy enough enter equal even event ever every exact expect eye face fact
 father fear feed feel few field fight figure fill film final find fine finger finish fire first fish fit five
 floor flow flower fly follow food foot force foreign forest forget form forward four free fresh friend from
 front fruit full game garden gas gather gentle get gift girl give glad glass goal gold good grass great
-""".split()
+""".split()  # noqa: SIM905
 HEAD_WORDS = 8
 BODY_WORDS = 1 << 16  # of the fixed text; longer prompts repeat it
 _BODY_SEED = 20260101  # of the fixed text; changing it changes every prompt

@@ -10,6 +10,7 @@ Does not: know workers. Arrival i belongs to worker i modulo W, so `stripe(w, W)
 3. The hash is over fixed little-endian bytes, times as whole microseconds: equal on every machine.
    It depends on numpy's samplers; `requirements.txt` pins numpy, a test holds golden hashes.
 """
+
 from __future__ import annotations
 
 import hashlib

@@ -9,6 +9,7 @@ Does not: scale to a rate (`arrivals.trace_points` does), use prefix block ids, 
 2. Every complaint names the file and the line.
 3. A length of 0 becomes 1 (a request of no tokens cannot be sent) and is counted in `lifted`.
 """
+
 from __future__ import annotations
 
 import base64
@@ -61,17 +62,24 @@ class Trace:
     def to_dict(self) -> dict[str, Any]:
         """JSON-able form: arrays as base64 of zlib of little-endian int64."""
         return {
-            "name": self.name, "span_us": self.span_us, "lifted": self.lifted,
+            "name": self.name,
+            "span_us": self.span_us,
+            "lifted": self.lifted,
             "time_us": _pack(np.diff(self.time_us, prepend=0)),
-            "input_tokens": _pack(self.input_tokens), "output_tokens": _pack(self.output_tokens),
+            "input_tokens": _pack(self.input_tokens),
+            "output_tokens": _pack(self.output_tokens),
         }
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Trace:
         """The trace in a `to_dict` form."""
         return cls(
-            data["name"], np.cumsum(_unpack(data["time_us"])), _unpack(data["input_tokens"]),
-            _unpack(data["output_tokens"]), data["span_us"], data["lifted"],
+            data["name"],
+            np.cumsum(_unpack(data["time_us"])),
+            _unpack(data["input_tokens"]),
+            _unpack(data["output_tokens"]),
+            data["span_us"],
+            data["lifted"],
         )
 
 
@@ -139,9 +147,7 @@ def _azure_micros(text: str, spot: str) -> int:
             raise ValueError(text)
         moment = datetime.strptime(whole.replace("T", " "), "%Y-%m-%d %H:%M:%S")
     except ValueError:
-        raise TraceError(
-            f"{spot}: TIMESTAMP is {text[:40]!r}; it looks like 2023-11-16 18:15:46.6805900"
-        ) from None
+        raise TraceError(f"{spot}: TIMESTAMP is {text[:40]!r}; it looks like 2023-11-16 18:15:46.6805900") from None
     seconds = (moment - datetime(1, 1, 1)).total_seconds()
     return int(seconds) * MICRO + int(fraction.ljust(9, "0")[:6] or 0 if dot else 0)
 
@@ -161,12 +167,16 @@ def _read_azure(lines: Iterator[tuple[int, str]], header: str, path: Path) -> It
         if len(cells) != len(names):
             raise TraceError(f"{spot}: {len(cells)} cells, the header has {len(names)}")
         yield (
-            number, _azure_micros(cells[place[0]], spot),
-            _count(cells[place[1]], "ContextTokens", spot), _count(cells[place[2]], "GeneratedTokens", spot),
+            number,
+            _azure_micros(cells[place[0]], spot),
+            _count(cells[place[1]], "ContextTokens", spot),
+            _count(cells[place[2]], "GeneratedTokens", spot),
         )
 
 
-def _read_mooncake(first: tuple[int, str], lines: Iterator[tuple[int, str]], path: Path) -> Iterator[tuple[int, int, int, int]]:
+def _read_mooncake(
+    first: tuple[int, str], lines: Iterator[tuple[int, str]], path: Path
+) -> Iterator[tuple[int, int, int, int]]:
     def rows() -> Iterator[tuple[int, str]]:
         yield first
         yield from lines
@@ -188,13 +198,22 @@ def _read_mooncake(first: tuple[int, str], lines: Iterator[tuple[int, str]], pat
         if stamp < 0:
             raise TraceError(f"{spot}: timestamp is {stamp}; it cannot be negative")
         yield (
-            number, round(stamp * 1000),
-            _count(row["input_length"], "input_length", spot), _count(row["output_length"], "output_length", spot),
+            number,
+            round(stamp * 1000),
+            _count(row["input_length"], "input_length", spot),
+            _count(row["output_length"], "output_length", spot),
         )
 
 
-def read_trace(path: Path, *, start_s: float = 0.0, end_s: float | None = None, spread_ties: bool = True,
-               max_input_tokens: int | None = None, max_output_tokens: int | None = None) -> Trace:
+def read_trace(
+    path: Path,
+    *,
+    start_s: float = 0.0,
+    end_s: float | None = None,
+    spread_ties: bool = True,
+    max_input_tokens: int | None = None,
+    max_output_tokens: int | None = None,
+) -> Trace:
     """The arrivals of a trace file in [start_s, end_s) of the trace, lengths cut to the caps.
 
     Raises TraceError (file and line in the message), also for a file that cannot be read.
@@ -205,7 +224,9 @@ def read_trace(path: Path, *, start_s: float = 0.0, end_s: float | None = None, 
             first = next(lines, None)
             if first is None:
                 raise TraceError(f"{path}: is empty; an Azure CSV or a Mooncake JSONL trace is needed")
-            rows = _read_mooncake(first, lines, path) if first[1].startswith("{") else _read_azure(lines, first[1], path)
+            rows = (
+                _read_mooncake(first, lines, path) if first[1].startswith("{") else _read_azure(lines, first[1], path)
+            )
             data = _collect(rows, path)
     except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error) or type(error).__name__
@@ -246,8 +267,15 @@ def spread(time_us: np.ndarray, last_gap_us: int) -> np.ndarray:
     return time_us + rank * np.repeat(gaps, sizes) // np.repeat(sizes, sizes)
 
 
-def _window(data: np.ndarray, path: Path, start_s: float, end_s: float | None, spread_ties: bool,
-            max_input: int | None, max_output: int | None) -> Trace:
+def _window(
+    data: np.ndarray,
+    path: Path,
+    start_s: float,
+    end_s: float | None,
+    spread_ties: bool,
+    max_input: int | None,
+    max_output: int | None,
+) -> Trace:
     time_us = data[:, 0]
     stamps = np.unique(time_us)
     typical = int(np.median(np.diff(stamps))) if len(stamps) > 1 else MICRO

@@ -1,4 +1,7 @@
 """What keys must mean together; each row shows its arithmetic."""
+
+# ruff: noqa: E501 (tables: one row a line)
+
 from __future__ import annotations
 
 import json
@@ -16,7 +19,9 @@ QUIET = {**OK, "scheduler": {"batch_size_cap": 8}, "slo": {"p95_target_ms": 600_
 
 
 def problems_of(tmp_path, data, base=QUIET):
-    merged = {key: ({**base.get(key, {}), **value} if isinstance(value, dict) else value) for key, value in data.items()}
+    merged = {
+        key: ({**base.get(key, {}), **value} if isinstance(value, dict) else value) for key, value in data.items()
+    }
     path = tmp_path / "c.json"
     path.write_text(json.dumps({**base, **merged}), encoding="utf-8")
     try:
@@ -104,8 +109,12 @@ def test_values_on_the_allowed_side(tmp_path, data):
 
 
 def test_two_at_two_is_a_warning_and_above_is_an_error(tmp_path):
-    assert [p.id for p in problems_of(tmp_path, {"admission": {"kv_reserve_ratio": 1, "oversubscribe_factor": 2}})] == ["CFG-023"]
-    assert [p.id for p in problems_of(tmp_path, {"admission": {"kv_reserve_ratio": 1, "oversubscribe_factor": 2.001}})] == ["CFG-024"]
+    assert [p.id for p in problems_of(tmp_path, {"admission": {"kv_reserve_ratio": 1, "oversubscribe_factor": 2}})] == [
+        "CFG-023"
+    ]
+    assert [
+        p.id for p in problems_of(tmp_path, {"admission": {"kv_reserve_ratio": 1, "oversubscribe_factor": 2.001}})
+    ] == ["CFG-024"]
 
 
 def test_batch_bounds_of_the_reference_notes():
@@ -139,6 +148,14 @@ def test_p95_of_the_reference_is_1082_tokens():
 
 
 def test_extreme_but_legal_values_do_not_raise(tmp_path):
-    extreme = {"loadgen": {"output_len_mu": 16.0, "output_len_sigma": 5.0, "max_output_tokens": 10_000_000, "target_qps": 1e-9},
-               "slo": {"tpot_deadline_ms": 1e-300}, "engine": {"overhead_ms": 0}}
+    extreme = {
+        "loadgen": {
+            "output_len_mu": 16.0,
+            "output_len_sigma": 5.0,
+            "max_output_tokens": 10_000_000,
+            "target_qps": 1e-9,
+        },
+        "slo": {"tpot_deadline_ms": 1e-300},
+        "engine": {"overhead_ms": 0},
+    }
     assert {p.id for p in problems_of(tmp_path, extreme)} >= {"CFG-025", "CFG-034"}

@@ -1,4 +1,5 @@
 """`docs/config.md` and `configs/schema.json` say what the schema says; UPDATE_GOLDEN=1 rewrites them and fails."""
+
 from __future__ import annotations
 
 import json

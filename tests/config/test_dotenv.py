@@ -1,4 +1,7 @@
 """`.env` lines, read as a shell would read plain assignments."""
+
+# ruff: noqa: E501 (tables: one row a line)
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -33,7 +36,14 @@ def test_blank_lines_comments_and_a_byte_order_mark():
 
 
 @settings(max_examples=300)
-@given(st.text(alphabet=st.characters(blacklist_characters="'\n\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029", blacklist_categories=("Cs",)), max_size=40))
+@given(
+    st.text(
+        alphabet=st.characters(
+            blacklist_characters="'\n\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029", blacklist_categories=("Cs",)
+        ),
+        max_size=40,
+    )
+)
 def test_single_quotes_keep_any_text(value):
     assert parse_dotenv(f"A='{value}'", Path(".env")) == ({"A": value}, [])
 

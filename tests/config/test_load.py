@@ -1,4 +1,5 @@
 """A config file, the environment and the command line become one config, or all problems at once."""
+
 from __future__ import annotations
 
 import json
@@ -65,7 +66,12 @@ def test_defaults_equal_the_reference():
 def test_yaml_and_json_give_the_same_config(tmp_path):
     yaml_text = "model: m\nbase_url: http://h:1  # comment\nsweep:\n  qps: [5, 20]\nloadgen: {target_qps: 20}\n"
     one = load_config(write(tmp_path, yaml_text, "c.yaml"), env={})
-    two = load_config(write(tmp_path, {"model": "m", "base_url": "http://h:1", "sweep": {"qps": [5, 20]}, "loadgen": {"target_qps": 20}}), env={})
+    two = load_config(
+        write(
+            tmp_path, {"model": "m", "base_url": "http://h:1", "sweep": {"qps": [5, 20]}, "loadgen": {"target_qps": 20}}
+        ),
+        env={},
+    )
     assert one.config == two.config
 
 
@@ -116,7 +122,7 @@ def test_single_values(tmp_path, data, problem, words):
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
 def test_json_numbers_that_are_not_finite(tmp_path, number):
-    found = problems_of(tmp_path, '{"slo": {"ttft_deadline_ms": %s}}' % number)
+    found = problems_of(tmp_path, f'{{"slo": {{"ttft_deadline_ms": {number}}}}}')
     assert "CFG-008" in ids(found)
 
 
@@ -137,7 +143,21 @@ def test_bad_json_names_line_and_column(tmp_path, text, line, column, hint):
     assert f"c.json:{line}:" in problem.text()
 
 
-@pytest.mark.parametrize("text", ["model: [1\n", "a: b: c\n", "- 1\n- 2\n", "just text", "", "  \n", "a: &x [1]\nb: *x\n", "!!python/object:os.system {}", "a: !!binary xx", "? [1]\n: 2"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "model: [1\n",
+        "a: b: c\n",
+        "- 1\n- 2\n",
+        "just text",
+        "",
+        "  \n",
+        "a: &x [1]\nb: *x\n",
+        "!!python/object:os.system {}",
+        "a: !!binary xx",
+        "? [1]\n: 2",
+    ],
+)
 def test_bad_yaml(tmp_path, text):
     found = problems_of(tmp_path, text, "c.yaml")
     assert found[0].severity == "error"
@@ -145,7 +165,9 @@ def test_bad_yaml(tmp_path, text):
 
 
 def test_doubled_keys(tmp_path):
-    found = problems_of(tmp_path, '{"model": "a", "base_url": "http://h", "slo": {"p95_target_ms": 1, "p95_target_ms": 2}}')
+    found = problems_of(
+        tmp_path, '{"model": "a", "base_url": "http://h", "slo": {"p95_target_ms": 1, "p95_target_ms": 2}}'
+    )
     assert [p.where.partition(": ")[2] for p in found if p.id == "CFG-003"] == ["slo.p95_target_ms"]
     (problem,) = (p for p in problems_of(tmp_path, "model: a\nmodel: b\n", "c.yaml") if p.id == "CFG-003")
     assert problem.line == 2
@@ -177,7 +199,12 @@ def test_deeply_nested_text_is_refused_without_a_traceback(tmp_path):
 
 def test_origin_of_each_value(tmp_path):
     path = write(tmp_path, {**OK, "loadgen": {"target_qps": 5}})
-    env = {"BENCH_BASE_URL": "http://env:1", "TAOTOKEN_BASE_URL": "http://other:1", "TAOTOKEN_MODEL_ID": "tao", "BENCH_MODEL": ""}
+    env = {
+        "BENCH_BASE_URL": "http://env:1",
+        "TAOTOKEN_BASE_URL": "http://other:1",
+        "TAOTOKEN_MODEL_ID": "tao",
+        "BENCH_MODEL": "",
+    }
     resolved = load_config(path, env=env, overrides={"sweep.qps": [5.0]})
     assert resolved.config.base_url == "http://env:1"
     assert resolved.config.model == "tao"  # an empty variable is not set
@@ -199,7 +226,11 @@ def test_every_leaf_has_an_origin(tmp_path):
 
 def test_the_environment_goes_before_dotenv_whatever_the_name(tmp_path):
     path = write(tmp_path, OK)
-    env = Environment({"TAOTOKEN_MODEL_ID": "from-env"}, {"BENCH_MODEL": "from-file", "BENCH_BASE_URL": "http://dot:1"}, tmp_path / ".env")
+    env = Environment(
+        {"TAOTOKEN_MODEL_ID": "from-env"},
+        {"BENCH_MODEL": "from-file", "BENCH_BASE_URL": "http://dot:1"},
+        tmp_path / ".env",
+    )
     resolved = load_config(path, env=env)
     assert (resolved.config.model, resolved.config.base_url) == ("from-env", "http://dot:1")
     assert resolved.origin["base_url"] == ".env BENCH_BASE_URL"
@@ -234,7 +265,8 @@ def test_problems_of_other_origins_name_them(tmp_path):
 
 def test_the_embedded_engine_ignores_address_and_model_of_the_environment(tmp_path):
     resolved = load_config(
-        write(tmp_path, {"model": "embedded", "engine": {"embedded": True}}), env={"BENCH_BASE_URL": "https://real.example", "BENCH_MODEL": "big"}
+        write(tmp_path, {"model": "embedded", "engine": {"embedded": True}}),
+        env={"BENCH_BASE_URL": "https://real.example", "BENCH_MODEL": "big"},
     )
     assert (resolved.config.base_url, resolved.config.model) == ("", "embedded")
     assert "CFG-016" in ids(resolved.warnings)
@@ -252,7 +284,9 @@ def test_addresses_that_are_refused(tmp_path, url, words):
     assert words in found[0].found
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:8000", "https://taotoken.net/api", "http://h/v1/", "http://[::1]:8000/v1", "HTTPS://H"])
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1:8000", "https://taotoken.net/api", "http://h/v1/", "http://[::1]:8000/v1", "HTTPS://H"]
+)
 def test_addresses_that_are_taken(tmp_path, url):
     assert "CFG-011" not in ids(problems_of(tmp_path, {"model": "m", "base_url": url}))
 
@@ -271,13 +305,16 @@ def test_the_schema_key_for_editors_is_allowed(tmp_path):
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-(10**20), 10**20) | st.floats() | st.text(max_size=20),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=12), inner, max_size=4), max_leaves=12,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=12), inner, max_size=4),
+    max_leaves=12,
 )
 some_key = st.sampled_from([key for key in known_keys() if "." in key])
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.dictionaries(some_key, json_values, max_size=4), st.dictionaries(st.text(max_size=10), json_values, max_size=2))
+@given(
+    st.dictionaries(some_key, json_values, max_size=4), st.dictionaries(st.text(max_size=10), json_values, max_size=2)
+)
 def test_any_json_is_a_config_or_a_list_of_known_problems(tmp_path_factory, keys, extra):
     """No traceback, whatever stands in the file."""
     data: dict = dict(extra)
@@ -311,7 +348,9 @@ def test_any_bytes_are_refused_in_order(tmp_path_factory, raw):
             assert error.problems
 
 
-@pytest.mark.parametrize("key", [k for k in known_keys() if "." in k and k.rpartition(".")[2] not in ("name", "share", "at", "read")])
+@pytest.mark.parametrize(
+    "key", [k for k in known_keys() if "." in k and k.rpartition(".")[2] not in ("name", "share", "at", "read")]
+)
 def test_one_wrong_letter_is_recognised(key):
     section, _, name = key.partition(".")
     broken = name[:-2] + name[-1]  # the last letter but one is lost

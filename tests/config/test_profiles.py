@@ -1,4 +1,5 @@
 """The coefficients of the config checks are those of the engine's profiles."""
+
 from __future__ import annotations
 
 import pytest

@@ -1,4 +1,7 @@
 """The API key is found where it may be, refused where it may not, and never shown."""
+
+# ruff: noqa: E501 (tables: one row a line)
+
 from __future__ import annotations
 
 import json
@@ -66,7 +69,9 @@ def test_harmless_names_are_no_secrets(tmp_path):
     for name in ("max_tokens", "tokens_per_word", "api_key_file", "stop_token_ids", "keyboard", "x-request-class"):
         assert not is_secret_name(name)
     path = tmp_path / "c.json"
-    path.write_text(json.dumps({**OK, "target": {"api_key_file": "k.txt", "extra_body": {"stop_token_ids": [1]}}}), encoding="utf-8")
+    path.write_text(
+        json.dumps({**OK, "target": {"api_key_file": "k.txt", "extra_body": {"stop_token_ids": [1]}}}), encoding="utf-8"
+    )
     load_config(path, env={})
 
 
@@ -77,7 +82,12 @@ def test_order_of_the_places(tmp_path):
     for name in ("a", "b", "c"):
         (tmp_path / name).write_text(f"key-of-file-{name}\n", encoding="utf-8")
     config = Config.model_validate({"target": {"api_key_file": str(tmp_path / "c")}})
-    env = {"BENCH_API_KEY": "one", "BENCH_API_KEY_FILE": str(tmp_path / "a"), "TAOTOKEN_API_KEY": "two", "TAOTOKEN_API_KEY_FILE": str(tmp_path / "b")}
+    env = {
+        "BENCH_API_KEY": "one",
+        "BENCH_API_KEY_FILE": str(tmp_path / "a"),
+        "TAOTOKEN_API_KEY": "two",
+        "TAOTOKEN_API_KEY_FILE": str(tmp_path / "b"),
+    }
     expected = ["one", "key-of-file-a", "two", "key-of-file-b", "key-of-file-c"]
     for value in expected:
         assert api_key(config, env) == value

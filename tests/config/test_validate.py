@@ -1,4 +1,7 @@
 """`bench validate`: what it prints, its exit codes, and that it starts without Locust."""
+
+# ruff: noqa: E501 (tables: one row a line)
+
 from __future__ import annotations
 
 import json
@@ -58,7 +61,14 @@ def test_the_demo_is_short_and_can_decide_its_target():
 def test_text_shows_problems_values_with_origin_and_stages():
     result = validate(ROOT / "configs" / "scheduler_bench.json")
     assert result.exit_code == 0
-    for words in ("CFG-012", "CFG-026", "slo.p95_target_ms = 2000.0  (file ", "03 chat @20", "the run may start", "defaults (--all shows them)"):
+    for words in (
+        "CFG-012",
+        "CFG-026",
+        "slo.p95_target_ms = 2000.0  (file ",
+        "03 chat @20",
+        "the run may start",
+        "defaults (--all shows them)",
+    ):
         assert words in result.output
     assert "loadgen.seed" not in result.output
     assert "loadgen.seed = 11  (default)" in validate(ROOT / "configs" / "scheduler_bench.json", "--all").output
@@ -77,8 +87,12 @@ def test_a_bad_config_exits_2_with_all_problems(tmp_path):
 def test_a_missing_file_and_a_damaged_trace_exit_2(tmp_path):
     result = validate(tmp_path / "none.json")
     assert result.exit_code == 2 and "CFG-001" in result.output
-    (tmp_path / "t.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.1,-5,3\n", encoding="utf-8")
-    (tmp_path / "c.json").write_text(json.dumps({"model": "m", "base_url": "http://h", "loadgen": {"trace_file": "t.csv"}}), encoding="utf-8")
+    (tmp_path / "t.csv").write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.1,-5,3\n", encoding="utf-8"
+    )
+    (tmp_path / "c.json").write_text(
+        json.dumps({"model": "m", "base_url": "http://h", "loadgen": {"trace_file": "t.csv"}}), encoding="utf-8"
+    )
     result = validate(tmp_path / "c.json", "--shape", "replay")
     assert result.exit_code == 2
     assert "CFG-040" in result.output and "t.csv:2: ContextTokens is -5" in result.output
@@ -94,7 +108,13 @@ def test_a_shape_that_cannot_be_built_exits_2(tmp_path):
 def test_limits_refuse_before_the_start(tmp_path):
     limits = {"max_requests": 10, "max_tokens": 1000, "max_cost": 0.01, "price_per_million_input_tokens": 1,
               "price_per_million_output_tokens": 2, "max_duration_sec": 30}  # fmt: skip
-    config = {"model": "m", "base_url": "http://h", "loadgen": {"target_qps": 5, "duration_sec": 20}, "sweep": {"qps": [5]}, "limits": limits}
+    config = {
+        "model": "m",
+        "base_url": "http://h",
+        "loadgen": {"target_qps": 5, "duration_sec": 20},
+        "sweep": {"qps": [5]},
+        "limits": limits,
+    }
     (tmp_path / "c.json").write_text(json.dumps(config), encoding="utf-8")
     result = validate(tmp_path / "c.json")
     assert result.exit_code == 2
@@ -115,11 +135,20 @@ def test_limits_at_their_edge():
     config = Config.model_validate({"limits": {"max_requests": 10, "max_tokens": 100, "max_duration_sec": 10}})
     assert limit_problems(config, expected) == []
     config = Config.model_validate({"limits": {"max_requests": 9, "max_tokens": 99, "max_duration_sec": 9.9}})
-    assert [p.where for p in limit_problems(config, expected)] == ["limits.max_requests", "limits.max_tokens", "limits.max_duration_sec"]
+    assert [p.where for p in limit_problems(config, expected)] == [
+        "limits.max_requests",
+        "limits.max_tokens",
+        "limits.max_duration_sec",
+    ]
 
 
 def test_a_stage_too_short_for_the_target_is_noted(tmp_path):
-    config = {"model": "m", "base_url": "http://h", "loadgen": {"target_qps": 5, "duration_sec": 20}, "sweep": {"qps": [5]}}
+    config = {
+        "model": "m",
+        "base_url": "http://h",
+        "loadgen": {"target_qps": 5, "duration_sec": 20},
+        "sweep": {"qps": [5]},
+    }
     (tmp_path / "c.json").write_text(json.dumps(config), encoding="utf-8")
     output = validate(tmp_path / "c.json").output
     assert "CFG-042" in output and "381 or more" in output
@@ -136,7 +165,9 @@ def test_a_damaged_key_is_reported_by_length_only(tmp_path, monkeypatch):
 
 def test_no_key_is_ever_printed(tmp_path, monkeypatch):
     monkeypatch.setenv("TAOTOKEN_API_KEY", "abcd-secret-wxyz")
-    (tmp_path / "c.json").write_text(json.dumps({"model": "abcd-secret-wxyz", "base_url": "http://h"}), encoding="utf-8")
+    (tmp_path / "c.json").write_text(
+        json.dumps({"model": "abcd-secret-wxyz", "base_url": "http://h"}), encoding="utf-8"
+    )
     for options in ([], ["--json"], ["--all"]):
         assert "secret-w" not in validate(tmp_path / "c.json", *options).output
 
@@ -151,7 +182,9 @@ def test_it_starts_without_locust_gevent_and_pandas():
         f"r = CliRunner().invoke(command, [{str(ROOT / 'configs' / 'demo.json')!r}]);"
         "print(r.exit_code, [m for m in ('locust', 'gevent', 'pandas', 'scipy', 'jinja2') if m in sys.modules])"
     )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True, cwd=ROOT).stdout
+    out = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True, cwd=ROOT
+    ).stdout
     assert out.strip() == "0 []"
 
 

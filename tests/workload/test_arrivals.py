@@ -2,6 +2,7 @@
 
 Tolerances are 4 standard errors of the statistic under test (one false alarm in 16,000), seeds are fixed.
 """
+
 from __future__ import annotations
 
 import math
@@ -107,7 +108,9 @@ def test_mean_rate_cv_and_law_of_the_gaps(process, burstiness):
     assert scipy.stats.kstest(gaps, law.cdf).pvalue > 1e-3
 
 
-@pytest.mark.parametrize(("process", "burstiness", "expected"), [("poisson", 1.0, 1.0), ("gamma", 0.25, 4.0), ("gamma", 4.0, 0.25)])
+@pytest.mark.parametrize(
+    ("process", "burstiness", "expected"), [("poisson", 1.0, 1.0), ("gamma", 0.25, 4.0), ("gamma", 4.0, 0.25)]
+)
 def test_dispersion_of_counts(process, burstiness, expected):
     # Index of dispersion of counts in long windows tends to cv^2 (windows of 50 gaps: within 10 %).
     u = points(process, burstiness, 5, 200_000)

@@ -1,4 +1,5 @@
 """What a plan will send, and what its stages can decide; Wilson references of the reference notes."""
+
 from __future__ import annotations
 
 import pytest
@@ -10,7 +11,9 @@ from bench.workload.plan import build_plan
 from bench.workload.schedule import build_schedule
 
 
-@pytest.mark.parametrize(("hits", "n", "low"), [(1485, 1500, 0.98357), (4455, 4500, 0.98665), (297, 300, 0.97102), (1500, 1500, 0.99745)])
+@pytest.mark.parametrize(
+    ("hits", "n", "low"), [(1485, 1500, 0.98357), (4455, 4500, 0.98665), (297, 300, 0.97102), (1500, 1500, 0.99745)]
+)
 def test_wilson_references(hits, n, low):
     assert wilson_low(hits, n) == pytest.approx(low, abs=5e-6)
 
@@ -36,7 +39,11 @@ def test_arrivals_that_decide():
 
 
 def test_sums_over_a_plan():
-    plan = build_plan(Config.model_validate({"loadgen": {"target_qps": 10}, "sweep": {"warmup_sec": 5, "drain_limit_sec": 7}}), qps=[10.0, 20.0], duration_s=30)
+    plan = build_plan(
+        Config.model_validate({"loadgen": {"target_qps": 10}, "sweep": {"warmup_sec": 5, "drain_limit_sec": 7}}),
+        qps=[10.0, 20.0],
+        duration_s=30,
+    )
     stages = expect_stages(plan)
     schedules = [build_schedule(plan, stage) for stage in plan.stages]
     assert [s.arrivals for s in stages] == [len(s) for s in schedules]

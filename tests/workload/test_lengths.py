@@ -1,4 +1,7 @@
 """Every law of lengths knows its own moments, quantiles and the mass at its bounds."""
+
+# ruff: noqa: E501 (tables: one row a line)
+
 from __future__ import annotations
 
 import math
@@ -128,7 +131,12 @@ def test_lognormal_follows_its_law():
        st.lists(st.integers(1, 5000), min_size=1, max_size=20))  # fmt: skip
 def test_any_law_stays_inside_its_bounds_and_survives_json(kind, low, width, mu, sigma, values):
     high = low + width
-    law = {"uniform": uniform(low, high), "lognormal": lognormal(mu, sigma, high, low), "fixed": fixed(low), "empirical": empirical(values, high, low)}[kind]
+    law = {
+        "uniform": uniform(low, high),
+        "lognormal": lognormal(mu, sigma, high, low),
+        "fixed": fixed(low),
+        "empirical": empirical(values, high, low),
+    }[kind]
     drawn = law.draw(rng(), 300)
     assert drawn.dtype == np.int64 and drawn.min() >= low and drawn.max() <= high
     mean, variance = law.moments()
@@ -145,7 +153,14 @@ def test_reading_observed_lengths(tmp_path):
     law = empirical(read_lengths(path), 100)
     assert (law.values, law.counts) == ((5, 7), (2, 1))
     assert law.mean() == pytest.approx(17 / 3)
-    for text, words in (("5\n0\n", ":2:"), ("x\n", "'x' is not a length"), ("-3\n", "not a length"), ("1.5\n", "not a length"), ("", "no lengths"), ("99999999999\n", "not a length")):
+    for text, words in (
+        ("5\n0\n", ":2:"),
+        ("x\n", "'x' is not a length"),
+        ("-3\n", "not a length"),
+        ("1.5\n", "not a length"),
+        ("", "no lengths"),
+        ("99999999999\n", "not a length"),
+    ):
         path.write_text(text, encoding="utf-8")
         with pytest.raises(ValueError, match=words):
             read_lengths(path)

@@ -1,4 +1,7 @@
 """Shapes become stages; a plan survives JSON; bad arguments name the key to change."""
+
+# ruff: noqa: E501 (tables: one row a line)
+
 from __future__ import annotations
 
 import pytest
@@ -105,7 +108,11 @@ def test_seeds_of_stages():
     one = build_plan(Config())
     # by rate, not by place: the stage at 20 alone, in another list, and in the sweep
     alone = build_plan(Config(), "single", qps=[20.0]).stages[0].seed
-    assert {alone} == {s.seed for s in one.stages if s.offered_qps == 20} == {s.seed for s in build_plan(Config(), qps=[20.0, 5.0]).stages if s.offered_qps == 20}
+    assert (
+        {alone}
+        == {s.seed for s in one.stages if s.offered_qps == 20}
+        == {s.seed for s in build_plan(Config(), qps=[20.0, 5.0]).stages if s.offered_qps == 20}
+    )
     assert len({s.seed for s in one.stages}) == 8
     assert all(0 <= s.seed < 2**53 for s in one.stages)
     assert build_plan(Config(), seed=1).stages[0].seed != one.stages[0].seed
@@ -131,16 +138,28 @@ rate = st.floats(0.01, 500)
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.sampled_from([s for s in SHAPES if s != "replay"]), st.lists(rate, min_size=2, max_size=4), st.floats(1, 100), st.integers(0, 2**63 - 1), st.integers(1, 3))
+@given(
+    st.sampled_from([s for s in SHAPES if s != "replay"]),
+    st.lists(rate, min_size=2, max_size=4),
+    st.floats(1, 100),
+    st.integers(0, 2**63 - 1),
+    st.integers(1, 3),
+)
 def test_any_plan_survives_json_to_the_last_bit(shape, qps, duration, seed, repeats):
     plan = build_plan(
         config(tenants=[{"name": "a", "share": 0.3}, {"name": "b", "share": 0.7}], classes=[{"name": "c", "share": 1}]),
-        shape, qps=qps, duration_s=duration, seed=seed, repeats=repeats,
+        shape,
+        qps=qps,
+        duration_s=duration,
+        seed=seed,
+        repeats=repeats,
     )
     again = Plan.from_json(plan.to_json())
     assert again == plan and again.stages == plan.stages and hash(again) == hash(plan)
     for stage in plan.stages:
-        assert isinstance(stage, Stage) and stage.levels()[0][0] == 0 and stage.levels()[-1][0] == pytest.approx(duration)
+        assert (
+            isinstance(stage, Stage) and stage.levels()[0][0] == 0 and stage.levels()[-1][0] == pytest.approx(duration)
+        )
 
 
 def test_plans_of_another_version_are_refused():

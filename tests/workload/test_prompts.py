@@ -1,4 +1,5 @@
 """Prompts have the asked length, differ by seed from their first words on, and cost microseconds."""
+
 from __future__ import annotations
 
 import time
@@ -26,7 +27,9 @@ def test_a_prompt_has_as_many_words_as_tokens(seed, tokens):
     assert text == text.strip() and set(text.split()) <= set(WORDS)
 
 
-@pytest.mark.parametrize(("ratio", "tokens", "words"), [(1.3, 1300, 1000), (0.5, 10, 20), (2.0, 1, 1), (4.0, 1, 1), (1.5, 100, 67)])
+@pytest.mark.parametrize(
+    ("ratio", "tokens", "words"), [(1.3, 1300, 1000), (0.5, 10, 20), (2.0, 1, 1), (4.0, 1, 1), (1.5, 100, 67)]
+)
 def test_tokens_per_word(ratio, tokens, words):
     assert len(PromptMaker(ratio).text(1, tokens).split()) == words
 

@@ -1,4 +1,7 @@
 """A schedule is a pure function of plan and stage: the same on every worker and machine, each purpose on its own."""
+
+# ruff: noqa: E501 (tables: one row a line)
+
 from __future__ import annotations
 
 import os
@@ -78,7 +81,14 @@ def test_streams_are_not_correlated():
     _, schedule = one(duration_s=3000)
     n = len(schedule)
     gaps = np.diff(schedule.intended_s, prepend=0)
-    columns = [gaps, schedule.input_tokens, np.log(schedule.max_tokens), schedule.tenant, schedule.request_class, schedule.prompt_seed.astype(float)]
+    columns = [
+        gaps,
+        schedule.input_tokens,
+        np.log(schedule.max_tokens),
+        schedule.tenant,
+        schedule.request_class,
+        schedule.prompt_seed.astype(float),
+    ]
     matrix = np.corrcoef(columns)
     off = matrix[~np.eye(len(columns), dtype=bool)]
     assert np.abs(off).max() < 5 / np.sqrt(n)
@@ -106,18 +116,33 @@ def test_seed_stage_and_repeat_change_the_load():
 def test_a_longer_stage_begins_like_a_shorter_one():
     short, long = one(duration_s=60)[1], one(duration_s=90)[1]
     n = len(short)
-    assert np.array_equal(short.intended_s, long.intended_s[:n]) and np.array_equal(short.max_tokens, long.max_tokens[:n])
+    assert np.array_equal(short.intended_s, long.intended_s[:n]) and np.array_equal(
+        short.max_tokens, long.max_tokens[:n]
+    )
 
 
 def test_the_hash_covers_every_column_and_the_plan_hash_every_stage():
     plan, schedule = one()
     hashes = {schedule.hash}
-    for change in ({"output_len_mu": 5.0}, {"input_len_range": [100, 1999]}, {"target_qps": 20.000001}, {"burstiness": 0.5, "arrival_process": "gamma"}):
+    for change in (
+        {"output_len_mu": 5.0},
+        {"input_len_range": [100, 1999]},
+        {"target_qps": 20.000001},
+        {"burstiness": 0.5, "arrival_process": "gamma"},
+    ):
         hashes.add(one(Config.model_validate({**GROUPS, "loadgen": change}))[1].hash)
-    hashes.add(one(Config.model_validate({**GROUPS, "tenants": [{"name": "a", "share": 0.8}, {"name": "b", "share": 0.2}]}))[1].hash)
+    hashes.add(
+        one(Config.model_validate({**GROUPS, "tenants": [{"name": "a", "share": 0.8}, {"name": "b", "share": 0.2}]}))[
+            1
+        ].hash
+    )
     assert len(hashes) == 6
     sweep = build_plan(Config(), qps=[5.0, 10.0], duration_s=20)
-    assert plan_hash(sweep) != plan_hash(replace(sweep, stages=sweep.stages[:1])) != plan_hash(replace(sweep, stages=sweep.stages[::-1]))
+    assert (
+        plan_hash(sweep)
+        != plan_hash(replace(sweep, stages=sweep.stages[:1]))
+        != plan_hash(replace(sweep, stages=sweep.stages[::-1]))
+    )
     assert plan_hash(Plan.from_json(sweep.to_json())) == plan_hash(sweep)
     assert len(plan_hash(plan)) == 64
 
@@ -133,9 +158,19 @@ GOLDEN = {
 
 
 def golden_schedules() -> dict[str, str]:
-    load = {"constant": {"arrival_process": "constant"}, "poisson": {}, "gamma": {"arrival_process": "gamma", "burstiness": 0.25}, "ramp": {}}
+    load = {
+        "constant": {"arrival_process": "constant"},
+        "poisson": {},
+        "gamma": {"arrival_process": "gamma", "burstiness": 0.25},
+        "ramp": {},
+    }
     return {
-        name: one(Config.model_validate({**GROUPS, "loadgen": changes}), "ramp" if name == "ramp" else "single", seed=42, duration_s=60)[1].hash
+        name: one(
+            Config.model_validate({**GROUPS, "loadgen": changes}),
+            "ramp" if name == "ramp" else "single",
+            seed=42,
+            duration_s=60,
+        )[1].hash
         for name, changes in load.items()
     }
 
@@ -153,8 +188,15 @@ def test_a_processor_without_vector_units_computes_the_same_load():
     seen = set()
     # Names of this numpy's groups; those that the processor has not are ignored with a warning.
     for features in ("", "X86_V4 AVX512_ICL AVX512_SPR", "X86_V3 X86_V4 AVX512_ICL AVX512_SPR"):
-        env = {**os.environ, "NPY_DISABLE_CPU_FEATURES": features, "PYTHONHASHSEED": str(len(features)), "PYTHONWARNINGS": "ignore"}
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOT, env=env)
+        env = {
+            **os.environ,
+            "NPY_DISABLE_CPU_FEATURES": features,
+            "PYTHONHASHSEED": str(len(features)),
+            "PYTHONWARNINGS": "ignore",
+        }
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOT, env=env
+        )
         assert done.returncode == 0, done.stderr
         seen.add(done.stdout)
     assert len(seen) == 1 and len(seen.pop()) > 128
@@ -170,7 +212,13 @@ def test_the_plan_of_the_demo_is_drawn_in_well_under_a_second():
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.sampled_from(["constant", "poisson", "gamma"]), st.floats(0.01, 300), st.floats(0.01, 20), st.floats(0.05, 20), st.integers(0, 2**40))
+@given(
+    st.sampled_from(["constant", "poisson", "gamma"]),
+    st.floats(0.01, 300),
+    st.floats(0.01, 20),
+    st.floats(0.05, 20),
+    st.integers(0, 2**40),
+)
 def test_any_stage_has_a_schedule_inside_its_time(process, qps, duration, burstiness, seed):
     config = Config.model_validate({"loadgen": {"arrival_process": process, "burstiness": burstiness, "seed": seed}})
     plan = build_plan(config, "single", qps=[qps], duration_s=duration)
@@ -179,7 +227,7 @@ def test_any_stage_has_a_schedule_inside_its_time(process, qps, duration, bursti
     # 6 sd of a renewal count with cv^2 = 1/burstiness, and room for small counts
     assert abs(len(schedule) - mean) <= 6 * np.sqrt(mean * max(1, 1 / burstiness)) + 6 * max(1, 1 / burstiness)
     if len(schedule):
-        assert 0 <= schedule.intended_s[0] and schedule.intended_s[-1] < duration
+        assert schedule.intended_s[0] >= 0 and schedule.intended_s[-1] < duration
         assert schedule.max_tokens.min() >= 1 and schedule.max_tokens.max() <= 4096
         assert schedule.input_tokens.min() >= 100 and schedule.input_tokens.max() <= 2000
 

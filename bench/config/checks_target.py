@@ -1,0 +1,184 @@
+"""Config checks about the service: address, model, timeouts, headers, body fields.
+
+Input: a `Config` whose single values are right.
+Output: findings, registered by `reads`.
+Does not: open a connection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+from bench.config.findings import Finding, reads
+from bench.config.schema import Config
+
+
+def is_placeholder(text: str) -> bool:
+    """Whether a base URL or model is still the one of the example config, or empty."""
+    lower = text.strip().lower()
+    return (
+        lower == ""
+        or "your-" in lower
+        or "your_" in lower
+        or "你的" in text
+        or lower.startswith("<")
+        or "example.invalid" in lower
+    )
+
+
+@reads("base_url", "engine.embedded")
+def _base_url(config: Config) -> Iterator[Finding]:
+    if config.engine.embedded and is_placeholder(config.base_url):
+        return
+    url = config.base_url
+    if is_placeholder(url):
+        yield Finding(
+            "CFG-012",
+            ("base_url",),
+            "is still a placeholder" if url else "is empty",
+            "the address of the service",
+            "set BENCH_BASE_URL (or TAOTOKEN_BASE_URL), or write it here",
+        )
+        if not url:
+            return
+    wrong = url_fault(url)
+    if wrong:
+        yield Finding("CFG-011", ("base_url",), wrong[0], "http(s)://host[:port][/path]", wrong[1])
+
+
+def url_fault(url: str) -> tuple[str, str] | None:
+    """(what is wrong, what to do) with a base URL, or None. Shows no query: it may hold a secret."""
+    if url != url.strip() or any(char.isspace() or ord(char) < 32 for char in url):
+        return "holds blanks or line breaks", "remove them"
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        return f"is no address ({error})", "write http://host:port/path"
+    if parts.scheme not in ("http", "https"):
+        return (
+            f'has the scheme "{parts.scheme[:20]}"' if "://" in url else "has no scheme",
+            "begin it with http:// or https://",
+        )
+    if not parts.hostname:
+        return "has no host", "write http://host:port/path"
+    if "@" in parts.netloc:
+        return "holds a user or password", "remove it; the key goes into BENCH_API_KEY"
+    if parts.query or "?" in url:
+        names = [pair.partition("=")[0] for pair in parts.query.split("&") if pair]
+        tracking = any(name.lower().startswith("utm") for name in names)
+        return (
+            "has a query string" + (" of tracking parameters (utm)" if tracking else ""),
+            "remove everything from the question mark on; the plain API address is meant",
+        )
+    if parts.fragment or "#" in url:
+        return "has a fragment", "remove everything from # on"
+    if port == 0:
+        return "has port 0", "write the port that the service listens on"
+    if parts.path.rstrip("/").endswith(("/chat/completions", "/completions")):
+        return "ends in the endpoint", "cut /chat/completions; it is added (target.endpoint)"
+    return None
+
+
+@reads("model", "engine.embedded")
+def _model(config: Config) -> Iterator[Finding]:
+    if config.engine.embedded:
+        return
+    if is_placeholder(config.model):
+        yield Finding(
+            "CFG-012",
+            ("model",),
+            "is still a placeholder" if config.model else "is empty",
+            "a model ID of the service",
+            "set BENCH_MODEL (or TAOTOKEN_MODEL_ID), or write it here",
+        )
+    elif config.model != config.model.strip() or any(ord(char) < 32 for char in config.model):
+        yield Finding(
+            "CFG-006", ("model",), "has blanks at an end or control characters", "the exact model ID", "remove them"
+        )
+
+
+@reads(
+    "target.connect_timeout_sec",
+    "target.first_token_timeout_sec",
+    "target.idle_timeout_sec",
+    "target.total_timeout_sec",
+    "slo.ttft_deadline_ms",
+)
+def _timeouts(config: Config) -> Iterator[Finding]:
+    target = config.target
+    for name in ("connect_timeout_sec", "first_token_timeout_sec", "idle_timeout_sec"):
+        value = getattr(target, name)
+        if value > target.total_timeout_sec:
+            yield Finding(
+                "CFG-037",
+                ("target", name),
+                f"is {value:g}, above total_timeout_sec ({target.total_timeout_sec:g})",
+                f"at most {target.total_timeout_sec:g}",
+                "lower it or raise total_timeout_sec",
+            )
+    deadline_s = config.slo.ttft_deadline_ms / 1000
+    if target.first_token_timeout_sec < deadline_s:
+        yield Finding(
+            "CFG-037",
+            ("target", "first_token_timeout_sec"),
+            f"is {target.first_token_timeout_sec:g}, below slo.ttft_deadline_ms ({deadline_s:g} s)",
+            f"at least {deadline_s:g}",
+            "raise it: requests that meet the SLO would be cut off",
+        )
+
+
+# Fields of the request body that the plan decides.
+PLANNED_FIELDS = (
+    "model",
+    "messages",
+    "prompt",
+    "stream",
+    "stream_options",
+    "max_tokens",
+    "max_completion_tokens",
+    "ignore_eos",
+    "n",
+)
+
+
+@reads("target.extra_body", "target.extra_headers", "target.proxy", "target.metrics_url", "target.tls_verify")
+def _target(config: Config) -> Iterator[Finding]:
+    for name in config.target.extra_body:
+        if name in PLANNED_FIELDS:
+            yield Finding(
+                "CFG-038",
+                ("target", "extra_body", name),
+                "is set by the plan",
+                "",
+                "remove it; see loadgen and target for the key that sets it",
+            )
+    for name, value in config.target.extra_headers.items():
+        if (
+            not name.isascii()
+            or any(char in name for char in ' \t\r\n:()<>@,;\\"/[]?={}')
+            or any(ord(c) < 32 and c != "\t" or ord(c) > 255 for c in value)
+        ):
+            yield Finding(
+                "CFG-006",
+                ("target", "extra_headers"),
+                "holds a name or value that HTTP does not allow",
+                "one line of plain characters",
+                "correct the header",
+            )
+    for name in ("proxy", "metrics_url"):
+        url = getattr(config.target, name)
+        fault = url_fault(url) if url and name == "proxy" else None
+        if url and not url.startswith(("http://", "https://")):
+            fault = ("has no http(s) scheme", "begin it with http://")
+        if fault:
+            yield Finding("CFG-006", ("target", name), fault[0], "http(s)://host:port", fault[1])
+    if not config.target.tls_verify:
+        yield Finding(
+            "CFG-044",
+            ("target", "tls_verify"),
+            "is false",
+            "true",
+            "name the authority in target.ca_file instead: the key goes to whoever answers",
+        )
