@@ -15,12 +15,12 @@ import math
 import re
 import time
 from collections.abc import Callable
+from importlib.metadata import version
 from typing import Any
 from urllib.parse import parse_qs
 
 import orjson
 
-from bench import __version__
 from engine import metrics as prometheus
 from engine.faults import Fault, Faults
 from engine.http_api import ApiError, Call, error_body, parse_call
@@ -68,7 +68,7 @@ class App:
             "/v1/completions": {"POST": self._completions},
             "/v1/models": {"GET": self._models},
             "/health": {"GET": lambda connection, _: connection.respond(200, b"", _PLAIN)},
-            "/version": {"GET": lambda connection, _: self._json(connection, {"version": __version__})},
+            "/version": {"GET": lambda connection, _: self._json(connection, {"version": version("scheduler-bench")})},
             "/metrics": {"GET": self._metrics},
             "/debug/requests": {"GET": self._debug_requests},
             "/debug/state": {"GET": self._debug_state},

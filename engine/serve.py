@@ -28,7 +28,7 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 DEFAULT_MODEL = "embedded-engine"
 
 
-def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
+def build_parser() -> argparse.ArgumentParser:
     """The options of the command line."""
     parser = argparse.ArgumentParser(prog="python -m engine.serve", description="Serve the embedded engine over HTTP.")
     parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="config file (JSON or YAML)")
@@ -37,7 +37,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--api-key-file", type=Path, metavar="F", help="ask for this key on /v1 routes")
     parser.add_argument("--parent-pid", type=int, metavar="P", help="exit when process P is gone")
     parser.add_argument("--keep-alive-s", type=float, default=5.0, help="idle connections close after this (default 5)")
-    return parser.parse_args(arguments)
+    return parser
 
 
 async def watch_parent(pid: int, stop: asyncio.Event) -> None:
@@ -96,7 +96,7 @@ async def serve(app: App, options: argparse.Namespace) -> int:
 
 def main(arguments: list[str] | None = None) -> int:
     """Start the engine; returns the exit code."""
-    options = parse_arguments(arguments)
+    options = build_parser().parse_args(arguments)
     try:
         config = load_config(options.config).config
         settings = EngineConfig.from_config(config)

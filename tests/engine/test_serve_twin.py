@@ -1,10 +1,14 @@
 """The HTTP engine against virtual time: same arrivals, same lengths, same order, times within a bound."""
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import threading
 import time
 
 import numpy as np
+import pytest
 
 from bench.config.schema import Config
 from engine.request import Request
@@ -119,3 +123,14 @@ def test_swapped_requests_come_back(serve):
         wire.send("POST", "/v1/chat/completions", client.chat_body(100, 150), {"x-request-id": f"s{i}"})
     assert all(len(wire.read().texts()) == 150 for wire in wires)
     assert client.replica()["counters"]["swaps"] >= 1 and client.replica()["kv_blocks_used"] == 0
+
+
+@pytest.mark.slow
+def test_the_benchmark_prints_its_figures():
+    done = subprocess.run([sys.executable, "-m", "benchmarks.engine_http", "--seconds", "1", "--twin-seconds", "5"],
+                          capture_output=True, text=True, timeout=120)
+    figures = json.loads(done.stdout.splitlines()[-1])
+    assert list(figures)[:5] == ["chunks_per_s", "lateness_p99_ms", "ratio_to_bare_writer", "twin_ttft_p95_diff",
+                                 "twin_attainment_diff"]
+    assert figures["chunks_per_s"] > 10_000 and 0.2 < figures["ratio_to_bare_writer"] < 1.2
+    assert figures["twin_ttft_p95_diff"] < 0.5 and figures["twin_attainment_diff"] <= 0.05
