@@ -9,7 +9,9 @@ import csv
 import datetime
 import platform
 import sys
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -40,20 +42,29 @@ CHUNK_ROWS = 4096
 )
 @click.option("--config", "-c", type=click.Path(path_type=Path), default=Path("configs/scheduler_bench.json"),
               show_default=True, help="Config file, JSON or YAML.")
-@click.option("--shape", type=click.Choice(SHAPES), default="sweep", show_default=True, help="What the load looks like over time.")
+@click.option("--shape", type=click.Choice(SHAPES), default="sweep", show_default=True,
+              help="What the load looks like over time.")
 @click.option("--qps", default="", help="Offered rates, such as 5,10,15; overrides the config.")
-@click.option("--stage-duration", type=click.FloatRange(min=0), default=0.0, help="Seconds per stage; overrides the config.")
+@click.option("--stage-duration", type=click.FloatRange(min=0), default=0.0,
+              help="Seconds per stage; overrides the config.")
 @click.option("--repeats", type=click.IntRange(min=0), default=0, help="Times each rate is run.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of arrivals, lengths and prompts.")
-@click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="One config value, such as scheduler.policy=edf; may be repeated.")
-@click.option("--trace", type=click.Path(path_type=Path), default=None, help="Replay this Azure CSV or Mooncake JSONL instead of a shape.")
-@click.option("--rate-scale", type=click.FloatRange(min=0, min_open=True), default=None, help="With --trace: 2 replays it twice as fast.")
-@click.option("--run", "old", type=click.Path(path_type=Path), default=None, help="Simulate the load of this old run folder again.")
+@click.option("--set", "sets", multiple=True, metavar="KEY=VALUE",
+              help="One config value, such as scheduler.policy=edf; may be repeated.")
+@click.option("--trace", type=click.Path(path_type=Path), default=None,
+              help="Replay this Azure CSV or Mooncake JSONL instead of a shape.")
+@click.option("--rate-scale", type=click.FloatRange(min=0, min_open=True), default=None,
+              help="With --trace: 2 replays it twice as fast.")
+@click.option("--run", "old", type=click.Path(path_type=Path), default=None,
+              help="Simulate the load of this old run folder again.")
 @click.option("--compare", type=click.Path(path_type=Path), default=None,
               help="YAML or JSON of name: {key: value}; one table of attainment per rate for all of them.")
-@click.option("--seeds", type=click.IntRange(min=1, max=100), default=3, show_default=True, help="With --compare: seeds per variant.")
-@click.option("--run-dir", type=click.Path(path_type=Path), default=None, help="Folder for this run; default runs/<time>-<id>.")
-@click.option("--lang", type=click.Choice(["en", "zh-CN"]), default="en", show_default=True, help="Language of the report.")
+@click.option("--seeds", type=click.IntRange(min=1, max=100), default=3, show_default=True,
+              help="With --compare: seeds per variant.")
+@click.option("--run-dir", type=click.Path(path_type=Path), default=None,
+              help="Folder for this run; default runs/<time>-<id>.")
+@click.option("--lang", type=click.Choice(["en", "zh-CN"]), default="en", show_default=True,
+              help="Language of the report.")
 @click.option("--json", "as_json", is_flag=True, help="One line of JSON on standard output at the end.")
 @click.option("--quiet", "-q", is_flag=True, help="Only the result.")
 def command(config: Path, shape: str, qps: str, stage_duration: float, repeats: int, seed: int, sets: tuple[str, ...],
@@ -65,8 +76,10 @@ def command(config: Path, shape: str, qps: str, stage_duration: float, repeats: 
 
     if trace is not None and old is not None:
         raise click.UsageError("--trace and --run exclude each other; give one load")
-    options = JobOptions(config=config, shape="replay" if trace else shape, run_dir=run_dir, qps=qps,
-                         stage_duration_s=stage_duration, repeats=repeats, seed=seed, lang=lang, as_json=as_json, quiet=quiet)
+    options = JobOptions(
+        config=config, shape="replay" if trace else shape, run_dir=run_dir, qps=qps, stage_duration_s=stage_duration,
+        repeats=repeats, seed=seed, lang=lang, as_json=as_json, quiet=quiet,
+    )
     say = _Console(options)
     try:
         overrides = _overrides(sets, trace, rate_scale)
@@ -165,7 +178,8 @@ def _write(folder: Path, results: Iterator[Any], say: Any) -> None:
                 requests.write(chunk)
             stages.write([result.stage_row()])
             gauge.write(result.inflight_rows())
-            say.note(f"  {result.stage.name:<18} {len(result.schedule)} arrivals, {result.end_s - result.start_s:.0f} s simulated")
+            seconds = result.end_s - result.start_s
+            say.note(f"  {result.stage.name:<18} {len(result.schedule)} arrivals, {seconds:.0f} s simulated")
 
 
 def _write_info(folder: Path, resolved: Any, plan: Any, engine: Any, started: datetime.datetime, shape: str,
@@ -220,9 +234,11 @@ def _compare(options: Any, overrides: dict[str, Any], path: Path, seeds: int, sa
 
     import yaml
 
+    from analysis.compare import cells as cells_of
     from bench.commands.job import JobError
     from bench.config import load_config
-    from engine.compare import compare, overlay_svg, table_lines
+    from engine.compare import samples
+    from reports.overlay import overlay_svg
 
     try:
         variants = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -230,25 +246,43 @@ def _compare(options: Any, overrides: dict[str, Any], path: Path, seeds: int, sa
         raise JobError(f"--compare {path}: {error}", USAGE_EXIT) from None
     if not isinstance(variants, dict) or not all(isinstance(v, dict) for v in variants.values()) or not variants:
         raise JobError(f"--compare {path}: holds no mapping of name: {{key: value}}; see docs/engine.md", USAGE_EXIT)
-    cases = []
+    found, spent, target = [], {}, None
     for name, keys in variants.items():
-        resolved = load_config(options.config, overrides={**overrides, **keys})
-        cases.append((str(name), resolved.config, _engine(resolved.config)))
-        say.note(f"{name}: {', '.join(f'{k}={v}' for k, v in keys.items()) or 'as configured'}")
-    first = options.seed or cases[0][1].loadgen.seed
-    plans = {}
-    for name, config, _engine_config in cases:
-        plans[name] = []
+        config = load_config(options.config, overrides={**overrides, **keys}).config
+        engine, target = _engine(config), config.slo.attainment_target
+        first, started = options.seed or config.loadgen.seed, time.process_time()
         for offset in range(seeds):
-            options.seed = first + offset
-            plans[name].append(_plan(options, config))
-    cells = compare(cases, plans)
-    click.echo("\n".join(table_lines(cells)) if not options.as_json else json.dumps([c.to_dict() for c in cells]))
+            plan = _plan(replace(options, seed=first + offset), config)
+            found += samples(str(name), plan, config, engine)
+        spent[str(name)] = time.process_time() - started
+        changed = ", ".join(f"{k}={v}" for k, v in keys.items()) or "as configured"
+        say.note(f"  {name:<18} {changed}; {spent[str(name)]:.1f} s of CPU")
+    cells = cells_of(found)
+    data = [{**cell.to_dict(), "cpu_s": spent[cell.variant]} for cell in cells]
+    click.echo(json.dumps(data) if options.as_json else "\n".join(_table(cells)))
     if options.run_dir is not None:
         options.run_dir.mkdir(parents=True, exist_ok=True)
-        (options.run_dir / "compare.json").write_text(json.dumps([c.to_dict() for c in cells], indent=1) + "\n", encoding="utf-8")
-        (options.run_dir / "compare.svg").write_text(overlay_svg(cells), encoding="utf-8")
+        (options.run_dir / "compare.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+        (options.run_dir / "compare.svg").write_text(overlay_svg(cells, target), encoding="utf-8")
         say.note(f"written: {options.run_dir / 'compare.json'}, {options.run_dir / 'compare.svg'}")
 
 
-__all__ = ["command"]
+def _table(cells: Any) -> list[str]:
+    """One line per variant and rate."""
+    lines = [
+        "SIMULATED; attainment over ALL arrivals, mean and 95 % interval over seeds; gain = paired difference to the first",
+        f"{'variant':<18}{'qps':>7}{'attain':>9}{'interval':>17}{'gain':>9}{'interval':>18}{'refused':>9}"
+        f"{'worst TTFT':>12}{'preempt.':>10}{'Jain':>7}",
+    ]
+    for c in cells:
+        lines.append(
+            f"{c.variant:<18}{c.offered_qps:>7g}{c.attainment:>9.4f}{_range(c.low, c.high):>17}{c.gain:>+9.4f}"
+            f"{_range(c.gain_low, c.gain_high):>18}{c.refused:>9.4f}{c.worst_ttft_s:>10.2f} s{c.preemptions:>10.1f}"
+            f"{c.fairness:>7.3f}"
+        )
+    return lines
+
+
+def _range(low: float | None, high: float | None) -> str:
+    return "-" if low is None or high is None else f"{low:.4f}..{high:.4f}"
+
