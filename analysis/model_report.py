@@ -30,7 +30,7 @@ from analysis.batching import (
 )
 from analysis.model_stages import MAX_FAILED_RATIO, Stage
 from analysis.percentiles import MIN_SAMPLES
-from analysis.predict import Deadlines, Knee, KneeInput, Latencies, TtftShift
+from analysis.predict import Criterion, Deadlines, Knee, KneeInput, KneeSearch, Latencies, TtftShift
 from analysis.step_clock import StepFit
 
 JUDGED_LOAD = 0.92  # of lambda_max: above it three equal runs differ by more than 15 % anyway
@@ -38,6 +38,7 @@ CALIBRATION_LOAD = 0.55  # calibrating above it is no longer predicting from low
 # Largest |predicted / measured - 1| that still counts as predictive. 10 %: what published
 # capacity models claim for mean times; 15 %: the seed's own tolerance for a p95; 25 %: TTFT.
 LIMITS = {"e2e_mean_s": 0.10, "e2e_p95_s": 0.15, "ttft_p95_s": 0.25}
+SYSTEMATIC_RATIO = 0.002  # of lambda_max: bias of the step clock itself, docs/evidence/queueing.md section 2
 TTFT_SLACK_S = 0.010  # a TTFT off by less is right whatever the ratio: one engine step
 ATTAINMENT_LIMIT = 0.02  # in shares
 
@@ -63,7 +64,7 @@ def describe_fit(
         return
     top = lambda_max_qps(law, lengths, seqs)
     gradient = lambda_max_gradient(law, lengths, seqs)
-    error = math.sqrt(max(0.0, float(gradient @ fitted.covariance @ gradient)))
+    error = math.hypot(math.sqrt(max(0.0, float(gradient @ fitted.covariance @ gradient))), SYSTEMATIC_RATIO * top)
     report["lambda_max_qps"] = _number(top)
     report["lambda_max_low_qps"] = _number(max(0.0, top - 1.96 * error))
     report["lambda_max_high_qps"] = _number(top + 1.96 * error)
@@ -207,14 +208,22 @@ class Predictor:
         case = KneeInput(
             self.fitted.law, self.lengths, *self.sample, self.seqs, self.budget, shift, process, burstiness, error
         )
+        criteria = {}
         if math.isfinite(slo.ttft_s) or math.isfinite(slo.tpot_s):
-            knee = predict.predict_knee(
-                case, lambda rows: (rows.ttft_s <= slo.ttft_s) & ~(rows.tpot_s > slo.tpot_s), slo.attainment_target
+            criteria["slo"] = Criterion(
+                lambda rows: (rows.ttft_s <= slo.ttft_s) & ~(rows.tpot_s > slo.tpot_s), slo.attainment_target
             )
-            self._store_knee(knee)
         if math.isfinite(slo.e2e_s):
-            crossing = predict.predict_knee(case, lambda rows: rows.e2e_s <= slo.e2e_s, 0.95)
-            report["p95_crossing_predicted_qps"] = _number(crossing.qps) if crossing.kind == "crossing" else None
+            criteria["p95"] = Criterion(lambda rows: rows.e2e_s <= slo.e2e_s, 0.95)
+        if not criteria:
+            return
+        search = KneeSearch(case, list(criteria.values()))
+        for index, name in enumerate(criteria):
+            knee = search.knee(index)
+            if name == "slo":
+                self._store_knee(knee)
+            else:
+                report["p95_crossing_predicted_qps"] = _number(knee.qps) if knee.kind == "crossing" else None
 
     def _store_knee(self, knee: Knee) -> None:
         self.report["knee_kind"] = knee.kind

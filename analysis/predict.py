@@ -26,9 +26,10 @@ from analysis.queueing import QueueWait, mgc_wait, pollaczek_khinchine_wait_s, s
 from analysis.replay import replay
 
 METRICS = ("e2e_mean_s", "e2e_p95_s", "ttft_p95_s", "attainment")
-KNEE_PATHS = 5  # independent paths: their spread is the simulation's own error
-KNEE_REQUESTS = 2500  # per path: 25 misses at a target of 0.99
-KNEE_STEPS = 8  # halvings: lambda_max / 256 is below the spread of the paths
+KNEE_PATHS = 6  # independent paths: their spread is the simulation's own error
+KNEE_REQUESTS = 5000  # per path: 50 misses at a target of 0.99; a shorter one is too lucky near capacity
+KNEE_STEPS = 7  # halvings: 1.2 lambda_max / 128 is below the spread of the paths
+KNEE_TOP = 1.2  # of lambda_max: where the search begins
 NAIVE_ROWS = 400  # quantiles of the lowest stage that stand for its distribution
 
 
@@ -219,39 +220,71 @@ class KneeInput:
     seed: int = 1
 
 
-def predict_knee(case: KneeInput, holds: Callable[[Latencies], np.ndarray], target: float) -> Knee:
-    """The highest rate at which the share of rows with `holds` stays >= target, searched below 1.2 lambda_max.
+@dataclass(frozen=True, slots=True)
+class Criterion:
+    """A share of rows that must hold, such as attainment >= 0.99 or P(E2E <= 2 s) >= 0.95."""
 
-    The point is the mean over KNEE_PATHS paths; the interval adds twice the standard error of
-    lambda_max to the t-interval of the paths (2.776 = t 0.975 with 4 degrees of freedom).
-    """
-    top = 1.2 * lambda_max_qps(case.law, case.lengths, case.seqs)
-    found = np.array([_path_knee(case, holds, target, top, path) for path in range(KNEE_PATHS)])
-    if not np.isfinite(found).all():
-        return Knee(top, None, None, "at_least")
-    if (found <= top / 2**KNEE_STEPS).any():
-        return Knee(None, None, None, "below")
-    point = float(found.mean())
-    half = 2.776 * float(found.std(ddof=1)) / math.sqrt(KNEE_PATHS) + 2 * case.lambda_max_se_ratio * point
-    return Knee(point, max(0.0, point - half), point + half, "crossing")
+    holds: Callable[[Latencies], np.ndarray]
+    target: float
 
 
-def _path_knee(case: KneeInput, holds: Callable, target: float, top: float, path: int) -> float:
-    """Bisection on one path; inf when even `top` holds."""
-    rng = np.random.default_rng([case.seed, path])
-    clock = np.cumsum(unit_gaps(rng, KNEE_REQUESTS, case.process, case.burstiness))
-    pick = rng.integers(0, case.output_tokens.size, KNEE_REQUESTS)
-    prompt, output = case.input_tokens[pick], case.output_tokens[pick]
-    settled = slice(KNEE_REQUESTS // 10, None)  # from empty: the first tenth is warm-up
+class KneeSearch:
+    """Shares of all criteria by rate, on KNEE_PATHS fixed paths; each rate is replayed once."""
 
-    def share(qps: float) -> float:
-        rows = replay_latencies(clock / qps, prompt, output, case.law, case.seqs, case.budget)
-        return float(holds(case.shift.apply(rows))[settled].mean())
+    def __init__(self, case: KneeInput, criteria: list[Criterion]) -> None:
+        self.case, self.criteria = case, criteria
+        self.top = KNEE_TOP * lambda_max_qps(case.law, case.lengths, case.seqs)
+        self.seen: dict[float, np.ndarray] = {}  # rate -> (criteria, paths)
+        self.paths = []
+        for path in range(KNEE_PATHS):
+            rng = np.random.default_rng([case.seed, path])
+            clock = np.cumsum(unit_gaps(rng, KNEE_REQUESTS, case.process, case.burstiness))
+            pick = rng.integers(0, case.output_tokens.size, KNEE_REQUESTS)
+            self.paths.append((clock, case.input_tokens[pick], case.output_tokens[pick]))
 
-    if share(top) >= target:
-        return math.inf
-    low, high = 0.0, top
-    for _ in range(KNEE_STEPS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if share(middle) >= target else (low, middle)
-    return (low + high) / 2
+    def shares(self, qps: float) -> np.ndarray:
+        """(criteria, paths): share of the settled rows of each path that hold at `qps`."""
+        if qps not in self.seen:
+            case, settled = self.case, slice(KNEE_REQUESTS // 10, None)  # from empty: a tenth is warm-up
+            found = []
+            for clock, prompt, output in self.paths:
+                rows = replay_latencies(clock / qps, prompt, output, case.law, case.seqs, case.budget)
+                rows = case.shift.apply(rows)
+                found.append([float(c.holds(rows)[settled].mean()) for c in self.criteria])
+            self.seen[qps] = np.array(found).T
+        return self.seen[qps]
+
+    def knee(self, index: int) -> Knee:
+        """The rate at which the mean share over the paths falls below the target of criterion `index`.
+
+        The mean over paths crosses, not the mean of their crossings: near capacity single paths are
+        too lucky. Interval: 2 jackknife errors of the paths, and 2 of lambda_max, added.
+        """
+        target = self.criteria[index].target
+        if self.shares(self.top)[index].mean() >= target:
+            return Knee(self.top, None, None, "at_least")
+        low, high = 0.0, self.top
+        for _ in range(KNEE_STEPS):
+            middle = (low + high) / 2
+            low, high = (middle, high) if self.shares(middle)[index].mean() >= target else (low, middle)
+        if low == 0.0:
+            return Knee(None, None, high, "below")
+        every = np.arange(KNEE_PATHS)
+        point = self._crossing(index, every)
+        left_out = np.array([self._crossing(index, every[every != path]) for path in every])
+        error = math.sqrt((KNEE_PATHS - 1) / KNEE_PATHS * float(((left_out - left_out.mean()) ** 2).sum()))
+        # the last bracket of the search is its own error
+        half = 2 * error + 2 * self.case.lambda_max_se_ratio * point + self.top / 2**KNEE_STEPS
+        return Knee(point, max(0.0, point - half), point + half, "crossing")
+
+    def _crossing(self, index: int, paths: np.ndarray) -> float:
+        """Where the mean share of some paths crosses the target, linear between the rates replayed."""
+        rates = np.array(sorted(self.seen))
+        share = np.array([self.seen[r][index, paths].mean() for r in rates])
+        target = self.criteria[index].target
+        below = np.nonzero(share < target)[0]
+        if not below.size or below[0] == 0:
+            return float(rates[-1] if not below.size else rates[0])
+        i = int(below[0])
+        part = (share[i - 1] - target) / (share[i - 1] - share[i])
+        return float(rates[i - 1] + part * (rates[i] - rates[i - 1]))

@@ -56,6 +56,16 @@ def test_limit_many_slots_is_processor_sharing():
     assert state.wait.waits_probability < 1e-200
 
 
+@pytest.mark.parametrize("slots", [1, 2, 8, 32])
+def test_limited_sharing_of_one_constant_rate(slots):
+    # reference section 2: rho .8, s .8, exponential lengths: 4.0 for every K; lognormal(.6) at K = 1: 3.093
+    exponential, lognormal = Lengths(1.0, 1.0, 2.0), Lengths(1.0, 1.0, 1.4333294)
+    mu = np.full(slots, 1 / 0.8)
+    assert chain(mu, exponential, 1.0).residence_s == pytest.approx(4.0, rel=1e-9)
+    if slots == 1:
+        assert chain(mu, lognormal, 1.0).residence_s == pytest.approx(3.093, abs=5e-4)
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.floats(0.1, 50), min_size=1, max_size=12), st.floats(0.05, 0.95))
 def test_chain_equals_a_brute_force_sum(mu, load):

@@ -22,6 +22,7 @@ from analysis.predict import Deadlines, KneeInput, Latencies, TtftShift
 sys.path.insert(0, str(Path(__file__).parent))
 from reference_des import Truth, poisson_load, simulate
 
+NO_SLO: dict[str, float] = {}  # no clause: no knee is searched, which saves a second
 SLO = {"ttft_deadline_s": 0.8, "tpot_deadline_s": 0.1, "e2e_target_s": 2.0, "attainment_target": 0.99}
 # the shape of the demo: one H100 with an 8B model and answers of about 97 tokens
 DEMO = Truth(7.1e-3, 11e-6, 17e-6, kv=49e-9, noise_cv=0.03)
@@ -100,7 +101,7 @@ def test_naive_models_miss_what_the_replay_hits(demo):
 def test_a_service_that_changes_is_called_not_predictive():
     slow = dataclasses.replace(DEMO, alpha=DEMO.alpha * 1.5)  # throttled from the third stage on
     stages = [stage(i, q, DEMO if i < 2 else slow, 20.0, 40 + i, mu=4.4) for i, q in enumerate((4, 6, 8, 10))]
-    result = fit_and_predict(stages, SLO, 32)
+    result = fit_and_predict(stages, NO_SLO, 32)
     assert result["predictive"] is False
     assert "not predictive here, residual -" in result["sentence"]
     assert only(result, "e2e_mean_s", offered_qps=10)[0]["status"] == "not_predictive"
@@ -128,11 +129,11 @@ def _seed_lengths() -> tuple[np.ndarray, np.ndarray]:
 
 def test_only_arrivals_and_lengths_of_a_predicted_stage_are_used():
     stages = [stage(i, q, DEMO, 12.0, 80 + i, mu=4.4) for i, q in enumerate((5, 8, 14))]
-    base = fit_and_predict(stages, SLO, 32)
+    base = fit_and_predict(stages, NO_SLO, 32)
     forged = dataclasses.replace(
         stages[2], first_token_s=stages[2].first_token_s + 9, last_token_s=stages[2].last_token_s + 99
     )
-    other = fit_and_predict([*stages[:2], forged], SLO, 32)
+    other = fit_and_predict([*stages[:2], forged], NO_SLO, 32)
     for a, b in zip(base["predictions"], other["predictions"], strict=True):
         assert a["predicted"] == b["predicted"]
     assert base["fit"] == other["fit"]
@@ -144,7 +145,7 @@ def test_invalid_unstable_and_failing_stages_are_never_calibrated_on():
     stages[1] = dataclasses.replace(stages[1], stationarity="UNSTABLE")
     broken = np.arange(stages[2].ok.size) % 10 != 0
     stages[2] = dataclasses.replace(stages[2], ok=broken)
-    result = fit_and_predict(stages, SLO, 32)
+    result = fit_and_predict(stages, NO_SLO, 32)
     assert result["calibration_stages"] == [3, 4]
     failing = only(result, "e2e_mean_s", stage=2)[0]
     assert failing["status"] == "not_comparable"
@@ -154,11 +155,11 @@ def test_invalid_unstable_and_failing_stages_are_never_calibrated_on():
 def test_failed_rows_take_their_planned_length_when_it_is_pinned():
     stages = [stage(i, q, DEMO, 12.0, 110 + i, mu=4.4) for i, q in enumerate((5, 8, 14))]
     pinned = [dataclasses.replace(s, max_tokens=s.output_tokens) for s in stages]
-    full = fit_and_predict(pinned, SLO, 32)
+    full = fit_and_predict(pinned, NO_SLO, 32)
     lost = pinned[2].output_tokens.astype(float)
     ok = pinned[2].ok.copy()
     lost[::5], ok[::5] = np.nan, False
-    part = fit_and_predict([*pinned[:2], dataclasses.replace(pinned[2], output_tokens=lost, ok=ok)], SLO, 32)
+    part = fit_and_predict([*pinned[:2], dataclasses.replace(pinned[2], output_tokens=lost, ok=ok)], NO_SLO, 32)
     assert [p["predicted"] for p in full["predictions"]] == [p["predicted"] for p in part["predictions"]]
 
 
@@ -182,7 +183,7 @@ def test_too_little_is_refused_with_a_reason(case):
 def test_unknown_max_num_seqs_gives_an_upper_bound_and_says_so():
     stages = [stage(i, q, DEMO, 15.0, 120 + i, mu=4.4) for i, q in enumerate((5, 8, 11))]
     result = fit_and_predict(stages, SLO, None)
-    known = fit_and_predict(stages, SLO, 32)
+    known = fit_and_predict(stages, NO_SLO, 32)
     assert result["lambda_max_qps"] > known["lambda_max_qps"]
     assert result["knee_predicted_qps"] is None
     assert any("max_num_seqs is not known" in n for n in result["notes"])
@@ -280,11 +281,18 @@ def test_knee_of_a_service_with_a_known_crossing():
     law, lengths = StepLaw(1e-3, 0.0, 0.0), Lengths(1.0, 100.0, 100.0**2)
     zero = TtftShift(np.zeros(1), np.zeros(1))
     case = KneeInput(law, lengths, np.ones(1), np.full(1, 100.0), 1, 4096, zero, "constant")
-    knee = predict.predict_knee(case, lambda rows: rows.ttft_s <= 0.05, 0.99)
+    criteria = [
+        predict.Criterion(lambda rows: rows.ttft_s <= 0.05, 0.99),
+        predict.Criterion(lambda rows: rows.ttft_s < 0, 0.99),
+        predict.Criterion(lambda rows: rows.ttft_s >= 0, 0.99),
+    ]
+    search = predict.KneeSearch(case, criteria)
+    knee = search.knee(0)
     assert knee.kind == "crossing"
     assert knee.qps == pytest.approx(10.0, rel=0.01)
-    assert predict.predict_knee(case, lambda rows: rows.ttft_s < 0, 0.99).kind == "below"
-    assert predict.predict_knee(case, lambda rows: rows.ttft_s >= 0, 0.99).kind == "at_least"
+    assert knee.low_qps <= 10.0 <= knee.high_qps
+    assert search.knee(1).kind == "below" and search.knee(1).qps is None
+    assert search.knee(2).kind == "at_least"
 
 
 @pytest.mark.evidence
