@@ -185,8 +185,8 @@ def test_truth_agrees_with_what_was_received(engine):
                                        "done_s")]
     assert order == sorted(order)
     # The stamp is just before the write: it cannot be after the read, and on loopback it is not long before it.
-    assert 0 <= texts[0][0] - record["first_token_s"] < 0.2
-    assert 0 <= texts[-1][0] - record["last_token_s"] < 0.2
+    assert 0 <= texts[0][0] - record["first_token_s"] < 0.5
+    assert 0 <= texts[-1][0] - record["last_token_s"] < 0.5
     assert 0 < record["decision_s"] < record["done_s"] - record["received_s"]
 
 

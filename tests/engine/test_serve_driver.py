@@ -175,7 +175,7 @@ def test_log_histogram_against_sorting():
 
 
 def test_the_loops_timers_are_finer_than_a_millisecond():
-    """asyncio alone rounds up to 1 ms; the median of 40 waits of 0.3 ms shows which of the two runs."""
+    """asyncio alone rounds 0.3 ms up to 1 ms every time, so even its best wait is longer than 0.9 ms."""
     async def waits() -> list[float]:
         found = []
         for _ in range(40):
@@ -186,4 +186,4 @@ def test_the_loops_timers_are_finer_than_a_millisecond():
 
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         found = sorted(runner.run(waits()))
-    assert found[0] >= 0.0002 and found[20] < 0.0009
+    assert found[0] >= 0.0002 and found[5] < 0.0009

@@ -108,6 +108,6 @@ def test_docs_list_every_field_fault_refusal_and_route():
 def test_docs_show_the_options_that_exist():
     from engine.serve import build_parser
 
-    shown = set(re.findall(r"--[a-z-]+", DOC.split("## Routes")[0].split("python -m engine.serve")[1]))
+    shown = set(re.findall(r"--[a-z-]+", DOC.split("## Starting it")[1].split("## Routes")[0]))
     exist = {name for action in build_parser()._actions for name in action.option_strings} - {"-h", "--help"}
     assert shown == exist
