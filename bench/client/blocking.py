@@ -231,7 +231,7 @@ def _wrap(channel: Channel, sock: socket.socket, times: _Times, until: float) ->
     except ssl.SSLCertVerificationError as error:
         raise _Failed("tls_cert", error.verify_message or "not verified") from None
     except TimeoutError:
-        raise _Failed("connect_timeout", "the TLS handshake was not answered") from None
+        raise _Failed("connect_timeout", "the TLS handshake was not answered: is it http:// there?") from None
     except ssl.SSLError as error:
         plain = "WRONG_VERSION" in str(error) or "RECORD_LAYER" in str(error)
         hint = "; the port does not answer in TLS: write http:// in the base URL" if plain else ""

@@ -187,7 +187,9 @@ _BUSY_TEXT = re.compile(
     r"overload|too many (?:requests|concurrent)|rate.?limit|queue (?:is )?full|capacity|busy|try again later|throttl",
     re.I,
 )
-_TAGS = re.compile(r"(?s)<(?:script|style)\b.*?</(?:script|style)>|<[^>]{0,2000}>")
+# How much of a message is searched for words: the reason stands at its start, the rest is echo.
+_MESSAGE_READ = 4_000
+_TAGS = re.compile(r"<(?:script|style)\b[^<]{0,5000}</(?:script|style)>|<[^<>]{0,500}>")
 
 
 def error_parts(body: bytes | Any) -> tuple[str, set[str]]:
@@ -238,6 +240,7 @@ def classify(
     `headers`: lower-case names. `body`: as much of it as was kept (64 KiB is plenty).
     """
     message, words = error_parts(body)
+    message = message[:_MESSAGE_READ]
     detail = redact(message or f"HTTP {http_status}", secrets)
     wait = retry_after(headers)
     if 300 <= http_status < 400:
@@ -280,6 +283,7 @@ def _model_words(message: str, words: set[str]) -> bool:
 def classify_error_object(error: Any, *, streamed: bool, secrets: Iterable[str] = ()) -> Fault:
     """Return the fault of an error object that came with status 200: as an event, or as the whole body."""
     message, words = error_parts(error)
+    message = message[:_MESSAGE_READ]
     detail = redact(message or "an error object without a message", secrets)
     if not streamed:
         return Fault("SC-ERROR-BODY", detail)
