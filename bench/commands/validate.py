@@ -31,9 +31,22 @@ SHAPES = ("sweep", "repeat", "ramp", "spike", "smoke", "replay", "single")
 )
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--shape", type=click.Choice(SHAPES), default="sweep", show_default=True, help="The plan to look at.")
+@click.option("--qps", default="", help="Offered rates, such as 5,10,15; overrides the config.")
+@click.option("--stage-duration", type=float, default=None, help="Seconds per stage; overrides the config.")
+@click.option("--repeats", type=click.IntRange(min=1), default=None, help="Times each rate is run.")
+@click.option("--seed", type=click.IntRange(min=0), default=None, help="Seed of arrivals, lengths and prompts.")
 @click.option("--all", "show_all", is_flag=True, help="Show defaults too.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
-def command(file: Path, shape: str, show_all: bool, as_json: bool) -> None:
+def command(
+    file: Path,
+    shape: str,
+    qps: str,
+    stage_duration: float | None,
+    repeats: int | None,
+    seed: int | None,
+    show_all: bool,
+    as_json: bool,
+) -> None:
     """Check one config file."""
     from bench.config import ConfigError, Problem, load_config
     from bench.config.limits import limit_problems
@@ -46,7 +59,9 @@ def command(file: Path, shape: str, show_all: bool, as_json: bool) -> None:
         _finish({"ok": False, "file": str(file), "problems": _plain(error.problems)}, as_json, _lines(error.problems))
     problems = _key_problems(resolved)
     try:
-        plan = build_plan(resolved.config, shape)
+        plan = build_plan(
+            resolved.config, shape, qps=_rates(qps), duration_s=stage_duration, repeats=repeats, seed=seed
+        )
     except PlanError as error:
         kind = "CFG-040" if _names_file(resolved, str(error)) else "CFG-045"
         found = [*problems, Problem(kind, str(file), f"cannot become a plan: {error}"), *resolved.warnings]
@@ -56,6 +71,14 @@ def command(file: Path, shape: str, show_all: bool, as_json: bool) -> None:
     problems += resolved.warnings + size_warnings(resolved.config.slo.attainment_target, stages)
     document = _document(file, resolved, plan, stages, problems)
     _finish(document, as_json, _report(document, problems, stages, show_all))
+
+
+def _rates(text: str) -> list[float] | None:
+    """Rates of `--qps`; None when it was not given."""
+    try:
+        return [float(part) for part in text.split(",") if part.strip()] or None
+    except ValueError:
+        raise click.UsageError(f"--qps is {text!r}; positive numbers with commas, such as 5,10,15") from None
 
 
 def _key_problems(resolved: Resolved) -> list[Problem]:
@@ -152,12 +175,14 @@ def _document(
 def _report(
     document: dict[str, Any], problems: list[Problem], stages: list[StageExpectation], show_all: bool
 ) -> list[str]:
+    from bench.config.errors import plain
+
     lines = _lines(problems) + ([""] if problems else [])
     lines.append("values")
     for key, value in _leaves(document["values"], document["origin"]):
         origin = document["origin"][key]
         if show_all or origin != "default":
-            lines.append(f"  {key} = {json.dumps(value, ensure_ascii=False)}  ({origin})")
+            lines.append(plain(f"  {key} = {json.dumps(value, ensure_ascii=False)}  ({origin})"))
     if not show_all:
         lines.append(f"  and {sum(o == 'default' for o in document['origin'].values())} defaults (--all shows them)")
     target = document["values"]["slo"]["attainment_target"]
@@ -201,5 +226,5 @@ def _leaves(values: dict[str, Any], origin: dict[str, str]) -> list[tuple[str, A
 
 
 def _finish(document: dict[str, Any], as_json: bool, lines: list[str]) -> None:
-    click.echo(json.dumps(document, ensure_ascii=False, allow_nan=False) if as_json else "\n".join(lines))
+    click.echo(json.dumps(document, allow_nan=False) if as_json else "\n".join(lines))
     sys.exit(0 if document["ok"] else 2)

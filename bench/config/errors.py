@@ -58,6 +58,11 @@ PROBLEMS: dict[str, tuple[str, str]] = {
 }
 
 
+def plain(text: str) -> str:
+    """The text with control characters and lone surrogates escaped: it may go to a terminal."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """One finding: id, where, what was found, what is allowed, what to do."""
@@ -87,7 +92,7 @@ class Problem:
             parts.append(f"allowed: {self.allowed}")
         if self.fix:
             parts.append(self.fix)
-        return "; ".join(parts)
+        return plain("; ".join(parts))
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able form, with the severity."""

@@ -29,7 +29,9 @@ def severity(problem_id: str) -> str:
 def show(value: Any) -> str:
     """A value for a message: short, and never a text that could be a key."""
     if isinstance(value, str):
-        if len(value) >= 16 and re.fullmatch(r"[\w\-.+/=]+", value) and re.search(r"\d", value):
+        # One long word, or a shorter one with digits: it could be a key.
+        one_word = re.fullmatch(r"[\w\-.+/=]+", value) is not None
+        if one_word and (len(value) >= 24 or (len(value) >= 12 and re.search(r"\d", value))):
             return f"a text of {len(value)} characters"
         return f'"{value}"' if len(value) <= 60 else f'"{value[:57]}..."'
     if isinstance(value, bool):

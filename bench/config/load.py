@@ -45,6 +45,8 @@ class Resolved:
         data = self.config.model_dump(mode="json")
         for name in data["target"]["extra_headers"]:
             data["target"]["extra_headers"][name] = "***"
+        if data["target"]["api_key_file"] is not None:
+            data["target"]["api_key_file"] = "***"  # a key that was put here by mistake
         return data
 
     def placeholders(self) -> list[Problem]:

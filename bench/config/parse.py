@@ -177,7 +177,7 @@ def _parse_yaml(text: str, path: Path) -> tuple[Any, list[Problem]]:
         problems: list[Problem] = []
         _doubled_yaml(node, (), path, problems)
         loader = _Loader("")
-        return (None if node is None else loader.construct_document(node)), problems
+        return (None if node is None else _text_keys(loader.construct_document(node))), problems
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         return None, [
@@ -194,6 +194,15 @@ def _parse_yaml(text: str, path: Path) -> tuple[Any, list[Problem]]:
     except (yaml.YAMLError, RecursionError, ValueError, TypeError) as error:
         first = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
         return None, [Problem("CFG-002", str(path), f"is not valid YAML: {first}", "", "correct it by hand")]
+
+
+def _text_keys(value: Any) -> Any:
+    """The data with every key as text (YAML takes `1: x` and `yes: x`), as JSON has it."""
+    if isinstance(value, dict):
+        return {str(name): _text_keys(child) for name, child in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_text_keys(child) for child in value]
+    return value
 
 
 def _has_alias(root: yaml.Node) -> bool:

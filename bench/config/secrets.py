@@ -164,20 +164,23 @@ def check_key(text: str, where: str) -> str:
 
 
 def read_key_file(path: str, where: str) -> str:
-    """The key in a file; one line break at its end is part of the file, not of the key."""
+    """The key in a file; one line break at its end is part of the file, not of the key.
+
+    No message shows the path: now and then it is the key itself, put in the wrong place.
+    """
 
     def refuse(found: str, fix: str) -> ConfigError:
         return ConfigError(
-            [Problem("CFG-014", where, f"names {path}, {found}", "a small text file that holds the key alone", fix)]
+            [Problem("CFG-014", where, f"names a file {found}", "a small text file that holds the key alone", fix)]
         )
 
     try:
         with open(Path(path).expanduser(), "rb") as stream:
             raw = stream.read(MAX_KEY_FILE_BYTES + 1)
-    except OSError as error:
-        raise refuse(
-            f"which cannot be read ({error.strerror or error})", "correct the path or its permissions"
-        ) from None
+    except (OSError, ValueError, RuntimeError) as error:  # a NUL in the path; no home folder for ~
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else type(error).__name__
+        found = f"which cannot be read ({reason}; its path has {len(path)} characters)"
+        raise refuse(found, "give the path of the file, not the key") from None
     if len(raw) > MAX_KEY_FILE_BYTES:
         raise refuse(f"which is larger than {MAX_KEY_FILE_BYTES} bytes", "name the file of the key")
     try:
@@ -187,7 +190,7 @@ def read_key_file(path: str, where: str) -> str:
     text = text[:-2] if text.endswith("\r\n") else text.removesuffix("\n")
     if text == "":
         raise refuse("which is empty", "write the key into it")
-    return check_key(text, f"{where} ({path})")
+    return check_key(text, f"{where} (a file)")
 
 
 def api_key(config: Config, env: Mapping[str, str] | None = None) -> str | None:

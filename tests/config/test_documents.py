@@ -57,7 +57,8 @@ def test_every_key_and_every_id_stands_in_the_documentation():
 def test_ids_in_the_code_are_in_the_table():
     used = set()
     for path in [*(ROOT / "bench").rglob("*.py"), *(ROOT / "locustfiles").rglob("*.py")]:
-        used |= set(re.findall(r"CFG-\d{3}", path.read_text(encoding="utf-8")))
+        if path.name != "errors.py":  # the table itself
+            used |= set(re.findall(r"\bCFG-\d{3}", path.read_text(encoding="utf-8")))
     assert used == set(PROBLEMS)
 
 

@@ -301,6 +301,31 @@ def test_the_schema_key_for_editors_is_allowed(tmp_path):
     assert ids(problems_of(tmp_path, {"$schema": "./schema.json", **OK})) == ["CFG-025", "CFG-026"]
 
 
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ('{"slo": {"ttft_deadline_ms": 1%s}}' % ("0" * 400), "c.json"),
+        ('{"loadgen": {"seed": 1%s}}' % ("0" * 5000), "c.json"),
+        ('{"loadgen": {"seed": 18446744073709551616}}', "c.json"),
+        ('{"model": "\\ud800", "\\u001b[31m": 1}', "c.json"),
+        ('{"target": {"extra_body": {"a": "\\ud800"}, "api_key_file": "a\\u0000b"}}', "c.json"),
+        ("1: 2\ntrue: x\nnull: {}\n", "c.yaml"),
+        ("loadgen: {1: 2}\nsweep: !!set {a}\nmodel: 2024-01-01\n", "c.yaml"),
+        ("gates: [[1]]\nclasses: {a: 1}\ntenants: [null]\n", "c.yaml"),
+    ],
+)
+def test_odd_but_parsable_files_end_in_problems_that_can_be_printed(tmp_path, text, name):
+    for problem in problems_of(tmp_path, text, name):
+        assert problem.text().isprintable() and problem.text().encode("utf-8")
+    from click.testing import CliRunner
+
+    from bench.commands.validate import command
+
+    for options in ([], ["--json"]):
+        result = CliRunner().invoke(command, [str(tmp_path / name), *options])
+        assert isinstance(result.exception, (SystemExit, type(None))), result.exception
+
+
 # -- properties -----------------------------------------------------------------------
 
 json_values = st.recursive(

@@ -152,5 +152,20 @@ def test_key_files(tmp_path):
         assert words in str(caught.value)
         assert not any(piece in str(caught.value) for piece in pieces(KEY))
     path.unlink()
-    with pytest.raises(ConfigError, match=r"CFG-014 target\.api_key_file names .*No such file"):
+    with pytest.raises(
+        ConfigError, match=r"CFG-014 target\.api_key_file names a file which cannot be read \(No such file"
+    ):
         api_key(config, {})
+
+
+@pytest.mark.parametrize("place", ["BENCH_API_KEY_FILE", "TAOTOKEN_API_KEY_FILE", "target.api_key_file"])
+def test_a_key_in_the_place_of_its_file_is_not_shown(tmp_path, place):
+    path = tmp_path / "c.json"
+    path.write_text(
+        json.dumps({**OK, **({"target": {"api_key_file": "Zq8vN4xW1yB7"}} if "." in place else {})}), encoding="utf-8"
+    )
+    resolved = load_config(path, env={})
+    with pytest.raises(ConfigError) as caught:
+        api_key(resolved.config, {} if "." in place else {place: "Zq8vN4xW1yB7"})
+    assert "12 characters" in str(caught.value)
+    assert not any(piece in str(caught.value) + json.dumps(resolved.masked()) for piece in pieces("Zq8vN4xW1yB7"))

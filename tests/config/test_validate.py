@@ -172,6 +172,16 @@ def test_no_key_is_ever_printed(tmp_path, monkeypatch):
         assert "secret-w" not in validate(tmp_path / "c.json", *options).output
 
 
+def test_options_of_the_run_can_be_looked_at():
+    path = ROOT / "configs" / "demo.json"
+    result = validate(path, "--qps", "3,7.5", "--stage-duration", "20", "--repeats", "2", "--seed", "5", "--json")
+    data = json.loads(result.output)
+    assert [(s["offered_qps"], s["repeat"]) for s in data["stages"]] == [(3, 0), (7.5, 0), (3, 1), (7.5, 1)]
+    assert data["seed"] == 5 and {s["duration_s"] for s in data["stages"]} == {20}
+    for bad in (("--qps", "a"), ("--qps", "-1"), ("--stage-duration", "0.5"), ("--stage-duration", "nan")):
+        assert validate(path, *bad).exit_code == 2
+
+
 def test_shapes_are_those_of_the_plan():
     assert SHAPES == KNOWN_SHAPES
 
