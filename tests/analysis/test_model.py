@@ -111,7 +111,7 @@ def test_seed_shape_knee_and_limit():
     truth = Truth(noise_cv=0.05)
     stages = [stage(i, q, truth, 200.0, 60 + i) for i, q in enumerate((5, 10, 20, 24))]
     result = fit_and_predict(stages, SLO, 32, _seed_lengths())
-    # lambda_max by hand in test_batching: 27.21; the reference's p95 crossing of 2 s: 22.4-22.7
+    # lambda_max by hand in test_batching: 27.21; the p95 crossing of 2 s by long simulation: 22.6 (docs/evidence)
     assert result["lambda_max_qps"] == pytest.approx(27.21, rel=0.005)
     assert result["lambda_max_low_qps"] < 27.3 and result["lambda_max_high_qps"] > 27.1
     assert result["p95_crossing_predicted_qps"] == pytest.approx(22.6, rel=0.03)

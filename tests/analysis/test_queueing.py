@@ -97,7 +97,7 @@ def test_heavy_tail_factor_against_deterministic_service(sigma, ratio):
 
 
 def test_seed_claim_of_four_to_five_times_is_not_sigma_06():
-    # 0.2: x1.433 against M/D/1 and x0.717 against M/M/1; 4-5 times needs sigma 1.18-1.27 or 1.44-1.52
+    # x1.433 against M/D/1 and x0.717 against M/M/1; 4-5 times needs sigma 1.18-1.27 or 1.44-1.52
     assert q.pollaczek_khinchine_wait_s(1, 0.8, SCV) / q.mm1_wait_s(1, 0.8) == pytest.approx(0.717, rel=1e-3)
     for factor, against_d, against_m in ((4, 1.18, 1.44), (5, 1.27, 1.52)):
         assert math.sqrt(math.log(factor)) == pytest.approx(against_d, abs=0.005)
@@ -208,7 +208,7 @@ def test_pollaczek_khinchine_against_lindley():
     n, rho = 2_000_000, 0.7
     service = rng.lognormal(math.log(rho) - 0.18, 0.6, n)
     simulated = _lindley_mean_wait(rng.exponential(1.0, n), service)
-    # the reference's interval for 4e6 jobs is 0.7 %; 2 % is above 4 standard errors here
+    # the interval for 4e6 jobs is 0.7 %; 2 % is above 4 standard errors here
     assert simulated == pytest.approx(q.pollaczek_khinchine_wait_s(1.0, rho, SCV), rel=0.02)
 
 
@@ -227,5 +227,5 @@ def _many_server_mean_wait(rng: np.random.Generator, n: int, servers: int, rho: 
 
 def test_kimura_against_many_server_simulation():
     simulated = _many_server_mean_wait(np.random.default_rng(3), 400_000, 8, 0.8)
-    # reference simulation .2086 +- .0043; at 4e5 jobs the standard error is about 2 %, so 6 %
+    # an earlier simulation gave .2086 +- .0043; at 4e5 jobs the standard error is about 2 %, so 6 %
     assert simulated == pytest.approx(q.kimura_wait_s(6.4, 1.0, 8, SCV), rel=0.06)

@@ -94,7 +94,7 @@ def test_jumping_equals_walking_on_the_seed_load(qps):
 
 
 def test_overload_grows_at_lambda_minus_capacity():
-    # section 1 of the reference: 1 - X/lambda; at 40/s against 27.2/s a third of the arrivals is still there
+    # a share 1 - X/lambda stays behind: at 40/s against 27.2/s a third of the arrivals is still there
     load = poisson_load(40.0, 120.0, 9)
     got = replay(load.arrival, load.prompt, load.output, LAW, 32, 4096)
     done = int((got.last_token_s <= 120.0).sum())

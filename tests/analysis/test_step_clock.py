@@ -122,7 +122,7 @@ def test_wall_clock_counting_is_biased_and_the_step_clock_is_not():
     naive = np.concatenate(naive)
     weight = 1 / np.sqrt(naive[:, :1])
     law = StepLaw(*np.linalg.lstsq(naive[:, :3] * weight, naive[:, 3] * weight[:, 0], rcond=None)[0])
-    assert law.gamma_s == pytest.approx(7.3e-6, rel=0.02)  # the reference saw 7.3 for 8.0 us
+    assert law.gamma_s == pytest.approx(7.3e-6, rel=0.02)  # an earlier study saw 7.3 for 8.0 us
     assert capacity_error(law, truth) > 0.02  # and lambda_max 28.0 for 27.2
     fitted = fit(rows).law
     assert fitted.gamma_s == pytest.approx(truth.gamma, rel=0.005)
