@@ -126,6 +126,8 @@ class RealTimeDriver:
         self.lateness = Lateness()
         self.decision_total_s = 0.0
         self.steps = 0
+        # A step that raises is a bug, and the clock stands still after it: whoever runs the driver must end.
+        self.on_crash: Callable[[], None] = lambda: None
         self._sink = sink
         self._on_dropped = on_dropped
         self._clock = clock
@@ -165,6 +167,9 @@ class RealTimeDriver:
         try:
             while self._plan is not None and self._end_s <= now_s:
                 self._boundary()
+        except Exception:
+            self.on_crash()
+            raise
         finally:
             self._advancing = False
 
@@ -215,6 +220,9 @@ class RealTimeDriver:
                 if self._plan is None or self._end_s > self._clock():
                     break
                 self._boundary()
+        except Exception:
+            self.on_crash()
+            raise
         finally:
             self._advancing = False
             self._armed = False

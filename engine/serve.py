@@ -1,8 +1,8 @@
 """`python -m engine.serve`: the embedded engine as a process of its own.
 
 Input: a config file; options. Output: one line `READY http://HOST:PORT` on standard output when it accepts, then
-only answers over HTTP; problems go to standard error. Exit codes: 0 after SIGTERM, SIGINT or the parent's end, 2 for
-a bad config or option, 3 when it cannot listen.
+only answers over HTTP; problems go to standard error. Exit codes: 0 after SIGTERM, SIGINT or the parent's end, 1
+after a bug in a step (the traceback is on standard error), 2 for a bad config or option, 3 when it cannot listen.
 Does not: daemonise, write files, or listen on other addresses than 127.0.0.1 unless told.
 """
 from __future__ import annotations
@@ -71,6 +71,14 @@ async def serve(app: App, options: argparse.Namespace) -> int:
     # exit would turn exit code 0 into a death by signal.
     for number in SIGNALS:
         signal.signal(number, lambda *_: loop.call_soon_threadsafe(stop.set))
+    crashed: list[bool] = []
+
+    def crash() -> None:
+        crashed.append(True)
+        stop.set()
+
+    for driver in app.fleet.drivers:
+        driver.on_crash = crash
     server = Server(app, keep_alive_s=options.keep_alive_s)
     try:
         port = await server.start(options.host, options.port)
@@ -91,7 +99,7 @@ async def serve(app: App, options: argparse.Namespace) -> int:
         watcher.cancel()
     server.stop()
     await asyncio.sleep(0)
-    return 0
+    return 1 if crashed else 0
 
 
 def main(arguments: list[str] | None = None) -> int:

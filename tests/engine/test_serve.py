@@ -327,6 +327,41 @@ def test_three_hundred_clients_at_once(serve):
     assert counters["submitted"] == counters["finished"] == 320
 
 
+def test_churn_of_clients_that_leave_at_any_moment_loses_nothing(serve):
+    """250 requests, half of them cut at random moments (also before the header block): all accounts balance."""
+    import random
+
+    generator = random.Random(20)
+    client = serve(scheduler={"max_num_seqs": 16, "batch_size_cap": 16},
+                   engine={"embedded": True, "time_scale": 0.05, "num_blocks": 200, "max_model_len": 1024})
+    open_wires, kept = [], []
+    for i in range(250):
+        wire = client.wire()
+        body = client.chat_body(generator.randint(1, 300), generator.randint(1, 120), stream=generator.random() < 0.8)
+        wire.send("POST", "/v1/chat/completions", body, {"x-request-id": f"x{i}"})
+        if generator.random() < 0.5:
+            open_wires.append(wire)
+        else:
+            kept.append((i, wire, body["max_tokens"]))
+        while open_wires and generator.random() < 0.55:
+            open_wires.pop(generator.randrange(len(open_wires))).close()
+    for wire in open_wires:
+        wire.close()
+    answers = [(i, wire.read(), limit) for i, wire, limit in kept]
+    assert all(answer.status == 200 and answer.complete for _, answer, _ in answers)
+    client.wait_for(lambda s: s["running"] + s["waiting"] + s["swapped"] == 0)
+    state = client.state()
+    counters = state["replicas"][0]["counters"]
+    truth = client.truth()
+    outcomes = [row["outcome"] for row in truth.values()]
+    assert all((truth[f"x{i}"]["outcome"], truth[f"x{i}"]["output_tokens"]) == ("ok", limit) for i, _, limit in answers)
+    # A connection that closed before its request was read never became a request.
+    assert counters["submitted"] == len(truth) == outcomes.count("ok") + outcomes.count("aborted")
+    assert counters["finished"] == outcomes.count("ok") and counters["aborted"] == outcomes.count("aborted") > 0
+    assert state["open_requests"] == 0 and state["replicas"][0]["kv_blocks_used"] == 0
+    assert state["replicas"][0]["committed_blocks"] == 0 and state["replicas"][0]["backlog_tokens"] == 0
+
+
 def test_a_long_listing_does_not_hold_up_steps(engine):
     """Records are written in pieces: a stream that runs meanwhile gets its tokens between them."""
     for wire in (wires := [engine.wire() for _ in range(40)]):

@@ -158,6 +158,22 @@ def test_requests_given_up_by_the_policy_are_reported():
     assert core.snapshot().counters.finished == 1
 
 
+def test_a_step_that_raises_is_reported_and_not_swallowed():
+    clock, driver, _ = make()
+    calls = []
+    driver.on_crash = lambda: calls.append(True)
+    driver.submit(request("a", 100.0, 50), 100.0)
+    clock.run_until(100.05)
+
+    def broken(plan, now_s):
+        raise ZeroDivisionError
+
+    driver.core.commit = broken
+    with pytest.raises(ZeroDivisionError):
+        clock.run_until(101.0)
+    assert calls == [True]
+
+
 def test_log_histogram_against_sorting():
     """Bins are 2 % wide, so a percentile is at most 2 % above the nearest rank."""
     import random
