@@ -11,9 +11,11 @@ import json
 import sys
 import time
 
+import h11
 import orjson
 
 from bench.client.answer import AnswerReader
+from bench.client.http1 import ResponseParser
 
 TOKENS = 200
 
@@ -26,8 +28,9 @@ def answer_pieces(tokens: int = TOKENS) -> tuple[list[bytes], bytes]:
         return b"%x\r\n%s\r\n" % (len(data), data)
 
     def event(delta: dict[str, str], finish: str | None = None) -> bytes:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
         body = {"id": "chatcmpl-0123456789abcdef", "object": "chat.completion.chunk", "created": 1_700_000_000,
-                "model": "demo-7b", "choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}]}
+                "model": "demo-7b", "choices": [choice]}
         return chunk(orjson.dumps(body).decode())
 
     head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -78,6 +81,34 @@ def lazy_cost_s(answers: int, heap_events: int, *, whole_answer: bool) -> float:
     return (time.process_time() - started) / events
 
 
+def framing_cost_s(answers: int) -> float:
+    """CPU seconds per token event for the framing alone."""
+    pieces, end = answer_pieces()
+    started = time.process_time()
+    for _ in range(answers):
+        parser = ResponseParser()
+        for piece in pieces:
+            parser.receive(piece)
+        parser.receive(end)
+        assert parser.complete
+    return (time.process_time() - started) / (answers * TOKENS)
+
+
+def h11_cost_s(answers: int) -> float:
+    """The same by h11, for comparison (docs/decisions/0003)."""
+    pieces, end = answer_pieces()
+    started = time.process_time()
+    for _ in range(answers):
+        conn = h11.Connection(h11.CLIENT)
+        conn.send(h11.Request(method="POST", target="/", headers=[("host", "x"), ("content-length", "0")]))
+        conn.send(h11.EndOfMessage())
+        for piece in [*pieces, end]:
+            conn.receive_data(piece)
+            while (event := conn.next_event()) is not h11.NEED_DATA and not isinstance(event, h11.EndOfMessage):
+                pass
+    return (time.process_time() - started) / (answers * TOKENS)
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -85,6 +116,8 @@ def main() -> None:
     options = parser.parse_args()
     answers = max(options.events // TOKENS, 1)
     costs = {
+        "framing": min(framing_cost_s(answers) for _ in range(3)),
+        "framing_h11": h11_cost_s(max(answers // 10, 1)),
         "prompt": min(prompt_cost_s(answers) for _ in range(3)),
         "lazy_heap_50": min(lazy_cost_s(answers, 50, whole_answer=False) for _ in range(3)),
         "lazy_answer_10": min(lazy_cost_s(answers, 10, whole_answer=True) for _ in range(3)),
