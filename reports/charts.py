@@ -161,8 +161,11 @@ def log_scale(values: Iterable[float | None], room: float = 1.25, head: float = 
         middle_value = math.sqrt(low * high)
         low, high = middle_value / 2, middle_value * 2
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    steps = (1, 2, 5) if high / low < 120 else (1, 3) if high / low < 3000 else (1,)
-    ticks = [m * 10.0**e for e in decades for m in steps if low <= m * 10.0**e <= high]
+    ticks: list[float] = []
+    for steps in ((1,), (1, 3), (1, 2, 5), (1, 2, 3, 5, 7), (1, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8)):  # the coarsest that gives four
+        ticks = [m * 10.0**e for e in decades for m in steps if low <= m * 10.0**e <= high]
+        if len(ticks) >= 4:
+            break
     high *= (high / low) ** (head / (1 - head))
     return alt.Scale(type="log", domain=[float(f"{low:.4g}"), float(f"{high:.4g}")], nice=False), [float(f"{v:.6g}") for v in ticks]
 

@@ -85,7 +85,7 @@ def latency(ctx: Context, name: str) -> Chart:
     drawn = alt.Chart(data(points))
     layers.append(drawn.mark_line(color=ink(name)).encode(x=rate_axis(ctx), y=y, strokeDash=dash))
     if deadline:
-        layers += rule_y(deadline * factor, t("label_slo", value=f.duration(deadline)), "slo", [8, 4])
+        layers += rule_y(deadline * factor, t("label_slo", value=f.duration(deadline)), "slo", [8, 4], "left")
     layers += front
     layers.append(drawn.mark_point(size=52, stroke=ink(name), strokeWidth=1.8, filled=True).encode(
         x=rate_axis(ctx), y=y, shape=shape,
@@ -184,7 +184,7 @@ def attainment(ctx: Context, per_10k: bool) -> Chart:
         strokeWidth=alt.condition("datum.key === 'joint'", alt.value(3), alt.value(1.8))))
     target = finite(ctx.analysis.slo.get("attainment_target"))
     if target is not None:
-        layers += rule_y(place(target), t("label_target", value=f.share(target, 1)), "slo", [8, 4], below=not per_10k)
+        layers += rule_y(place(target), t("label_target", value=f.share(target, 1)), "slo", [8, 4], "left", below=not per_10k)
     layers += front
     layers.append(base.mark_point(filled=True, opacity=1).encode(
         x=x, y=y, color=signs["color"], shape=signs["shape"], size=alt.condition("datum.key === 'joint'", alt.value(120), alt.value(34)),
@@ -224,7 +224,8 @@ def _attainment_caption(ctx: Context, target: float | None) -> str:
         if gap >= 0.005:
             parts.append(t("cap_attainment_survivors", qps=f.asked(stage.offered_qps), all=f.share(stage.attainment_joint.value),
                            survivors=f.share(stage.attainment_survivors)))
-    parts.append(t("cap_band_wilson"))
+    methods = sorted({s.attainment_joint.method for s in ctx.stages if s.attainment_joint.method})
+    parts.append(t("cap_band", method="; ".join(methods) or "–"))
     return " ".join(parts)
 
 
@@ -240,7 +241,7 @@ def rates(ctx: Context) -> Chart:
             if value is not None:
                 points.append({"x": qps, "kind": name, "y": value, "text": f.rate(value)})
         if done is not None and good is not None:
-            area.append({"x": qps, "low": good, "high": done})
+            area.append({"x": qps, "low": min(good, done), "high": done})
     top = max([s.offered_qps for s in ctx.stages] or [1.0])
     x = rate_axis(ctx)
     y = alt.Y("y:Q", title=t("axis_rate"), scale=alt.Scale(domain=[0, top * 1.04], nice=False), axis=alt.Axis(tickCount=6, format=",~f"))

@@ -16,7 +16,6 @@ from reports.charts import (
     Chart,
     Context,
     Key,
-    capacity_marks,
     compose,
     data,
     encodings,
@@ -137,9 +136,10 @@ def heatmap(ctx: Context) -> Chart | None:
         counts = [list(column) for column in zip(*counts, strict=True)]
     if len(counts) != len(t_edges) - 1 or not counts or len(counts[0]) != len(e_edges) - 1:
         return None
-    endless = [0.0] * len(counts)
+    failed = [finite(v) or 0.0 for v in raw.get("failed") or []]
+    endless = failed if len(failed) == len(counts) else [0.0] * len(counts)
     if e_edges[-1] is not None and math.isinf(e_edges[-1]):
-        endless = [row[-1] for row in counts]
+        endless = [row[-1] + lost for row, lost in zip(counts, endless, strict=True)]
         counts, e_edges = [row[:-1] for row in counts], e_edges[:-1]
     if len(e_edges) < 2:
         return None
@@ -234,60 +234,3 @@ def sender(ctx: Context) -> Chart | None:
     return Chart("sender", t("chart_sender_title"), caption, compose(layers, 220),
                  [t("col_offered"), t("col_repeat"), t("col_planned"), t("col_sent"), t("col_rate_error"), t("col_gap_cv"),
                   t("col_dispersion"), t("col_ks"), t("col_lag_p50"), t("col_lag_p99"), t("col_loop_lag"), t("col_cpu")], rows, keys=keys)
-
-
-def model(ctx: Context) -> list[Chart]:
-    """Measurement against each model's prediction, and the relative residual; empty without a model."""
-    t, f = ctx.words, ctx.figures
-    raw = ctx.analysis.model or {}
-    rows = [r for r in raw.get("rows", []) if isinstance(r, dict) and finite(r.get("offered_qps")) is not None]
-    names = list(dict.fromkeys(n for r in rows for n in (r.get("predicted") or {})))
-    if not rows or not names:
-        return []
-    measured = t("model_measured")
-    points, predictions, residuals = [], [], []
-    for r in sorted(rows, key=lambda r: r["offered_qps"]):
-        value = finite(r.get("measured_s"))
-        if value is not None and value > 0:
-            points.append({"x": r["offered_qps"], "y": value * 1e3, "kind": measured, "text": f.duration(value)})
-        for name, predicted in (r.get("predicted") or {}).items():
-            guess = finite(predicted)
-            if guess is not None and guess > 0:
-                predictions.append({"x": r["offered_qps"], "y": guess * 1e3, "kind": name, "text": f.duration(guess)})
-                if value:
-                    residuals.append({"x": r["offered_qps"], "y": guess / value - 1, "kind": name})
-    keys = [Key(measured, "ttft", (), "circle", line=False)] + [
-        Key(n, ("theory", "model_b", "e2e")[i % 3], ((2, 4), (8, 3), (6, 2, 1, 2))[i % 3], ("square", "triangle-up", "diamond")[i % 3])
-        for i, n in enumerate(names)]
-    signs = encodings("kind", keys)
-    colours, dash, shape = signs["color"], signs["strokeDash"], signs["shape"]
-    scale, ticks = log_scale([p["y"] for p in points + predictions])
-    x = rate_axis(ctx)
-    y = alt.Y("y:Q", title=f"{raw.get('quantity') or t('axis_wait')} (ms)", scale=scale, axis=alt.Axis(format=",~f", values=ticks))
-    behind, front = capacity_marks(ctx)
-    tips = [alt.Tooltip("x:Q", title=t("axis_offered")), alt.Tooltip("kind:N", title=t("col_kind")), alt.Tooltip("text:N", title=t("value"))]
-    layers = [*behind, *front]
-    if predictions:
-        layers.append(alt.Chart(data(predictions)).mark_line(strokeWidth=1.8).encode(x=x, y=y, color=colours, strokeDash=dash))
-        layers.append(alt.Chart(data(predictions)).mark_point(size=26, filled=True).encode(x=x, y=y, color=colours, shape=shape, tooltip=tips))
-    if points:
-        layers.append(alt.Chart(data(points)).mark_point(size=62, filled=True, opacity=1).encode(x=x, y=y, color=colours, shape=shape, tooltip=tips))
-    table = [[f.asked(r["offered_qps"]), f.plain(r.get("rho"), 3), f.duration(r.get("measured_s"))]
-             + [f.duration((r.get("predicted") or {}).get(n)) for n in names]
-             for r in sorted(rows, key=lambda r: r["offered_qps"])]
-    charts = [Chart("model", t("chart_model_title"), raw.get("sentence") or t("cap_model"), compose(layers, 300),
-                    [t("col_offered"), "ρ", measured, *names], table, keys=keys)]
-    if residuals:
-        bound = 1.0
-        shown = [{**r, "y": max(-bound, min(bound, r["y"]))} for r in residuals]
-        ry = alt.Y("y:Q", title=t("axis_residual"), scale=alt.Scale(domain=[-bound, bound]), axis=alt.Axis(format="+.0%", values=[-1, -0.5, 0, 0.5, 1]))
-        base = alt.Chart(data(shown))
-        strip = [alt.Chart(data([{"y": -0.2, "y2": 0.2}])).mark_rect(color=ink("wedge")).encode(y=alt.Y("y:Q"), y2="y2:Q"),
-                 alt.Chart(data([{"y": 0}])).mark_rule(color=ink("theory"), strokeDash=[2, 4]).encode(y="y:Q"),
-                 *([] if ctx.repeated() else [base.mark_line(strokeWidth=1.4).encode(x=x, y=ry, color=colours, strokeDash=dash)]),
-                 base.mark_point(size=44, filled=True, opacity=1).encode(x=x, y=ry, color=colours, shape=shape)]
-        inside = [r for r in residuals if abs(r["y"]) <= 0.2]
-        charts.append(Chart("residual", t("chart_residual_title"), t("cap_residual", n=len(inside), all=len(residuals)), compose(strip, 150),
-                            [t("col_offered"), t("col_kind"), t("axis_residual")],
-                            [[f.asked(r["x"]), r["kind"], f.signed_share(r["y"])] for r in residuals], keys=keys[1:]))
-    return charts

@@ -91,7 +91,7 @@ def _caption(ctx: Context) -> str:
         worst, stage = max(steady, key=lambda pair: pair[0])
         parts.append(t("cap_little_steady", gap=f.share(worst, 1), qps=f.asked(stage.offered_qps)))
     if outside:
-        parts.append(t("cap_little_outside", n=len(outside), list=rate_list(outside)))
+        parts.append(t("cap_little_outside", list=rate_list(outside)))
     elif not steady:
         parts.append(t("cap_little_inside"))
     return " ".join(parts)

@@ -22,7 +22,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from bench.records.analysis import Analysis
-from reports import charts_capacity, charts_detail, charts_little, svg, tables, view
+from reports import charts_capacity, charts_detail, charts_little, charts_model, svg, tables, view
 from reports.charts import Chart, Context, live_spec, static_spec
 from reports.figures import Figures
 from reports.themes import FONT, chart_config, css_variables, ink
@@ -44,8 +44,8 @@ def render(analysis: Analysis, *, lang: str = "en", live: bool = True) -> str:
     bundle = svg.bundle() if live and page.specs else ""
     live = bool(bundle)
     run = {"tool_version": "", "run_id": "", **analysis.run}
-    worst = tables.free_form(ctx, analysis.worst[:20], 14)
-    sections = ["verdict", "capacity", "little", *(["model"] if figures["model"] else []), "stages", "errors", "requests", "client",
+    worst = tables.free_form(ctx, analysis.worst[:20], only=tables.WORST_KEYS)
+    sections = ["verdict", "capacity", "little", *(["model"] if analysis.model else []), "stages", "errors", "requests", "client",
                 "reproduce", "method"]
     env = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     env.globals.update(t=words, symbols=view.SYMBOLS)
@@ -53,10 +53,11 @@ def render(analysis: Analysis, *, lang: str = "en", live: bool = True) -> str:
         lang=lang, run=run, title=view.title(ctx), meta=view.meta(ctx), verdict=view.verdict(ctx), tiles=view.tiles(ctx),
         gates=[view.gate_view(ctx, g) for g in analysis.gates], warnings=[view.reason_view(ctx, r) for r in analysis.warnings],
         capacity_sentence=analysis.capacity.sentence if ctx.shows_capacity and lang == "en" else "" if ctx.shows_capacity else words("capacity_invalid"),
-        figs=figures, repeats=tables.repeats(ctx), model_parameters=_parameters(ctx), stages=stages,
+        figs=figures, repeats=tables.repeats(ctx), model=_model(ctx), stages=stages,
+        diagnosis=[view.reason_view(ctx, r) for r in analysis.diagnosis],
         stage_columns=tables.stage_columns(ctx), stage_notes=tables.stage_notes(ctx), error_layers=tables.error_layers(ctx), worst=worst,
         arrivals={"columns": figures["sender"].chart.columns, "rows": figures["sender"].chart.rows} if figures["sender"] else None,
-        clients=tables.free_form(ctx, analysis.clients), checks=tables.checks(ctx), command=tables.command(ctx),
+        clients=tables.free_form(ctx, analysis.clients, only=tables.CLIENT_KEYS), checks=tables.checks(ctx), command=tables.command(ctx),
         environment=tables.environment(ctx), config=tables.config_text(ctx),
         origins=[[k, v] for k, v in (analysis.run.get("config_origin") or {}).items()],
         files=[[k, v] for k, v in (analysis.run.get("files") or {}).items()], glossary=tables.glossary(ctx),
@@ -69,6 +70,7 @@ def render(analysis: Analysis, *, lang: str = "en", live: bool = True) -> str:
 # Legend symbols, about 8 px around (17, 7).
 SYMBOL_PATHS = {
     "circle": "M13 7a4 4 0 1 0 8 0a4 4 0 1 0 -8 0Z", "square": "M13.4 3.4h7.2v7.2h-7.2Z", "triangle-up": "M17 2.4L21.6 10.6H12.4Z",
+    "cross": "M15.5 3h3v2.5h2.5v3h-2.5v2.5h-3v-2.5h-2.5v-3h2.5Z",
     "diamond": "M17 2L21.4 7L17 12L12.6 7Z",
 }
 
@@ -116,7 +118,8 @@ def _figures(ctx: Context, page: _Page) -> dict[str, Any]:
     out["speed"] = page.add(charts_capacity.token_speed(ctx)) if have else None
     out["little"] = page.add(charts_little.law(ctx))
     out["time"] = page.add(charts_little.over_time(ctx))
-    out["model"] = [page.add(c) for c in charts_detail.model(ctx)]
+    out["model"] = [page.add(c, same_number=i > 0) for i, c in enumerate(charts_model.charts(ctx))]
+    out["residual"] = page.add(charts_model.residuals(ctx))
     out["errors"] = page.add(charts_detail.errors(ctx))
     out["heatmap"] = page.add(charts_detail.heatmap(ctx))
     out["sender"] = page.add(charts_detail.sender(ctx))
@@ -145,12 +148,11 @@ def _stages(ctx: Context, page: _Page) -> list[dict[str, Any]]:
     return out
 
 
-def _parameters(ctx: Context) -> list[list[str]]:
-    rows = []
-    for p in (ctx.analysis.model or {}).get("parameters", []):
-        if isinstance(p, dict) and "name" in p:
-            rows.append([str(p["name"]), ctx.figures.measure(p.get("value"), str(p.get("unit") or ""))])
-    return rows
+def _model(ctx: Context) -> dict[str, Any] | None:
+    if not ctx.analysis.model:
+        return None
+    return {"sentence": str(ctx.analysis.model.get("sentence") or "") if ctx.shows_capacity else ctx.words("cap_invalid"),
+            "notes": charts_model.notes(ctx), "parameters": charts_model.parameters(ctx), "load": charts_model.load_table(ctx)}
 
 
 def _css() -> str:

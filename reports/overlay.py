@@ -31,10 +31,11 @@ def spec(cells: Sequence[Any], target: float | None = None) -> dict[str, Any]:
             for c in cells]
     pick = [i % len(_COLOURS) for i in range(len(names))]
     colour = {"field": "variant", "type": "nominal", "title": None,
+              "legend": {"symbolOpacity": 1},
               "scale": {"domain": names, "range": [_COLOURS[i] for i in pick]}}
     dash = {"field": "variant", "type": "nominal", "scale": {"domain": names, "range": [_DASHES[i] for i in pick]}}
     shape = {"field": "variant", "type": "nominal", "scale": {"domain": names, "range": [_SHAPES[i] for i in pick]}}
-    x = {"field": "x", "type": "quantitative", "title": "offered requests/s", "scale": {"zero": True}}
+    x = {"field": "x", "type": "quantitative", "title": "offered requests/s", "scale": {"zero": False, "padding": 12}}
     y = {"field": "y", "type": "quantitative", "title": "share of all arrivals that meet the SLO (SIMULATED)",
          "scale": {"domain": [0, 1]}, "axis": {"format": ".0%"}}
     layers: list[dict[str, Any]] = [

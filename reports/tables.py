@@ -17,6 +17,10 @@ from reports.figures import finite, number
 from reports.view import STAGE_KINDS, reason_view, statistic_name
 
 SECRET = re.compile(r"api_?key$|token$|secret|password|authorization|cookie", re.IGNORECASE)
+CLIENT_KEYS = ("worker", "planned", "rows", "sent", "connections_new", "send_lag_p50_s", "send_lag_p99_s", "send_lag_max_s", "loop_lag_p99_s",
+               "cpu_mean_ratio", "cpu_max_ratio", "rss_max_bytes", "offset_s", "bound_s")
+WORST_KEYS = ("stage", "arrival", "request_id", "status", "code", "worker", "intended_s", "send_lag_s", "ttft_s", "tpot_s", "e2e_s",
+              "input_tokens", "output_tokens", "flags")
 UNIT = re.compile(r"_(s|ms|qps|tps|tokens|bytes|ratio)$")
 GLOSSARY = ("arrival", "window", "offered", "attainment", "ttft", "tpot", "e2e", "residence", "goodput", "percentile", "wilson",
             "knee", "watermark", "little", "stationarity", "lag", "cv", "dispersion", "ks", "status", "validity")
@@ -32,8 +36,8 @@ FORMULAS = {
 def stage_columns(ctx: Context) -> list[str]:
     """Headings of the stage table."""
     t = ctx.words
-    return [t("col_stage"), t("col_verdict"), t("col_offered_short"), t("col_planned"), t("rate_completed"), t("rate_goodput"),
-            t("col_attainment"), t("col_failed"), *["p50", "p95", "p99"] * 3, "L", t("col_steady")]
+    return [t("col_stage"), t("col_verdict"), t("col_offered_short"), t("rate_completed"), t("rate_goodput"),
+            t("col_planned"), t("col_attainment"), t("col_failed"), *["p50", "p95", "p99"] * 3, "L", t("col_steady")]
 
 
 def stage_row(ctx: Context, s: StageAnalysis) -> dict[str, Any]:
@@ -49,9 +53,10 @@ def stage_row(ctx: Context, s: StageAnalysis) -> dict[str, Any]:
     cells = [cell(stage_label(s), s.stage),
              cell(t.known(f"stage_{s.verdict}", s.verdict), list(STAGE_KINDS).index(s.verdict) if s.verdict in STAGE_KINDS else 9,
                   kind=STAGE_KINDS.get(s.verdict, "none")),
-             cell(f.asked(s.offered_qps), s.offered_qps, css="edge"), cell(f.count(s.planned), s.planned),
+             cell(f.asked(s.offered_qps), s.offered_qps, css="edge"),
              cell(f.rate(s.completed_qps), s.completed_qps), cell(f.rate(s.goodput_qps), s.goodput_qps),
-             cell(f.share(s.attainment_joint.value), s.attainment_joint.value, css="edge",
+             cell(f.count(s.planned), s.planned, css="edge"),
+             cell(f.share(s.attainment_joint.value), s.attainment_joint.value,
                   sub=f.interval(s.attainment_joint.low, s.attainment_joint.high, f.share)),
              cell(f.count(failed), failed, title=", ".join(parts), css="bad" if failed else "")]
     for metric, deadline in (("ttft_s", "ttft_deadline_s"), ("tpot_s", "tpot_deadline_s"), ("e2e_s", "e2e_target_s")):
@@ -153,13 +158,13 @@ def by_suffix(ctx: Context, key: str, value: Any) -> str:
     return f.count(value) if float(value) == int(float(value)) else f.significant(value)
 
 
-def free_form(ctx: Context, records: list[dict[str, Any]], limit: int = 12) -> dict[str, Any] | None:
-    """A table of records whose keys are not fixed."""
-    keys = list(dict.fromkeys(k for r in records for k, v in r.items() if not isinstance(v, (list, dict))))[:limit]
+def free_form(ctx: Context, records: list[dict[str, Any]], *, only: tuple[str, ...]) -> dict[str, Any] | None:
+    """A table of records whose keys are not fixed: those of `only` that occur, in its order."""
+    keys = [k for k in only if any(k in r for r in records)]
     if not keys:
         return None
     return {"columns": [ctx.words.known(f"key_{k}", k) for k in keys],
-            "rows": [[str(r.get(k, "")) if isinstance(r.get(k), str) and r.get(k) not in ("inf", "-inf") else by_suffix(ctx, k, r.get(k)) for k in keys]
+            "rows": [[str(r.get(k)) if isinstance(r.get(k), str) and r.get(k) not in ("inf", "-inf") else by_suffix(ctx, k, r.get(k)) for k in keys]
                      for r in records]}
 
 

@@ -27,7 +27,7 @@ def title(ctx: Context) -> str:
     """`model · sweep 5 → 40 req/s`."""
     run, t, f = ctx.analysis.run, ctx.words, ctx.figures
     config = run.get("config") or {}
-    rates = [qps for qps, _ in ctx.by_rate()]
+    rates = sorted({s.offered_qps for s in ctx.stages})
     parts = [str(config.get("model") or (run.get("target") or {}).get("model") or t("model_unknown"))]
     shape = str(run.get("shape") or "")
     if rates:
@@ -42,7 +42,7 @@ def meta(ctx: Context) -> list[str]:
     target = run.get("target") or {}
     server = " ".join(str(target[k]) for k in ("server", "version") if target.get(k))
     rows = sum(s.planned for s in ctx.analysis.stages)
-    out = [str(run.get("started_utc") or "").replace("T", " ").replace("Z", " UTC"), str(run.get("run_id") or "")]
+    out = [str(run.get("started_utc") or "").replace("T", " ").replace("Z", " UTC").replace("+00:00", " UTC"), str(run.get("run_id") or "")]
     if server:
         out.append(server)
     if rows:
@@ -78,7 +78,7 @@ def verdict(ctx: Context) -> dict[str, Any]:
     if ctx.analysis.run.get("simulated"):
         notes.append(t("note_simulated"))
     return {"kind": kind, "word": t(f"verdict_{v.status}"), "sentence": verdict_sentence(ctx),
-            "notes": notes, "marks": marks, "reasons": [reason_view(ctx, r) for r in v.reasons], "exit_code": v.exit_code}
+            "notes": notes, "marks": marks, "reasons": [reason_view(ctx, r) for r in v.reasons if r not in ctx.analysis.warnings], "exit_code": v.exit_code}
 
 
 def verdict_sentence(ctx: Context) -> str:
@@ -210,6 +210,9 @@ def _sender(ctx: Context) -> dict[str, Any]:
     if not judged:
         return _tile(t("tile_sender"), t("not_measured"), t("tile_sender_missing"), words=True)
     good = all(judged)
+    if not good and any(judged):
+        return _tile(t("tile_sender"), t("sender_partly", ok=sum(judged), n=len(judged)), t("tile_sender_detail", lag=f.duration(max(lags)) if lags
+                     else t("not_measured")), kind="warn", words=True)
     detail = t("tile_sender_detail", lag=f.duration(max(lags)) if lags else t("not_measured"))
     return _tile(t("tile_sender"), f"{SYMBOLS['pass' if good else 'invalid']} {t('sender_ok' if good else 'sender_not')}", detail,
                  kind="pass" if good else "warn", words=True)
@@ -235,9 +238,10 @@ def gate_view(ctx: Context, gate: Gate) -> dict[str, Any]:
     margin = ""
     if finite(measured) is not None and finite(limit):
         margin = f.signed_share((limit - measured) / limit if gate.operator.startswith("<") else (measured - limit) / limit)
+    unit = "share" if gate.metric.startswith("attainment") or gate.metric.endswith("ratio") else gate.unit
     statistic = "" if gate.statistic in ("", "value") else f" {gate.statistic}"
     at = t("at_target", qps=f.asked(ctx.analysis.target_qps)) if gate.at == "target" else t.known(f"at_{gate.at}", f"{gate.at}")
     return {"name": f"{metric_name(ctx, gate.metric)}{statistic}", "text": gate.text if t.lang == "en" else "", "at": at,
-            "limit": f"{gate.operator.replace('<=', '≤').replace('>=', '≥')} {f.measure(limit, gate.unit)}",
-            "measured": f.measure(measured, gate.unit), "margin": margin, "kind": GATE_KINDS.get(gate.status, "none"),
+            "limit": f"{gate.operator.replace('<=', '≤').replace('>=', '≥')} {f.measure(limit, unit)}",
+            "measured": f.measure(measured, unit), "margin": margin, "kind": GATE_KINDS.get(gate.status, "none"),
             "word": t.known(f"gate_{gate.status}", gate.status) + (f" ({t('gate_warn_only')})" if gate.severity == "warn" else "")}
