@@ -22,7 +22,7 @@ from analysis.attainment import Slo
 from analysis.diagnosis import diagnose
 from analysis.errors import error_groups
 from analysis.gates import default_gates, evaluate, usable
-from analysis.knee import Level, capacity
+from analysis.knee import Level, capacity, crossing
 from analysis.repeatability import repeatability
 from analysis.stage import Context, StageResult, analyse_stage
 from analysis.stimulus import lag_limit_s
@@ -216,8 +216,8 @@ def _assemble(
     stages = [r.public for r in results]
     errors = error_groups(checked)
     csv_check = check_csv(run_dir, checked, stage_rows)
-    levels = _levels(results)
-    found = capacity(levels, slo.attainment_target, lambda_max_qps=None)
+    model = _model(checked, stage_rows, results, config, slo)
+    found = _capacity(results, slo, model.get("lambda_max_qps") if model else None)
     gates = [evaluate(g, stages, found, target) for g in default_gates(slo.as_dict(), target or 0.0, _gates(config))]
     bound, limit = _clock_bound(raw), lag_limit_s(slo.ttft_deadline_s)
     interrupted = bool(raw.get("interrupted")) or any("interrupted" in s.marks for s in stages)
@@ -239,7 +239,41 @@ def _assemble(
         clients=series.clients(checked, context.gauge, raw.get("worker_info") or []),
         ledger=_ledger_summary(checked, stage_rows, problems),
         warnings=[r for r in judged.reasons if r.severity == "warn"],
-        diagnosis=diagnose(stages, slo, errors, context.server, checked),
+        diagnosis=diagnose(stages, slo, errors, context.server, checked), model=model,
+    )  # fmt: skip
+
+
+def _model(
+    checked: load.Checked, rows: list[StageRow], results: list[StageResult], config: dict[str, Any], slo: Slo
+) -> dict[str, Any] | None:
+    """The queueing models against this run; None when no stage was measured."""
+    from analysis.model import StageArrays, fit_and_predict  # heavy, and only here
+
+    c, scheduler = checked.ledger.columns, _section(config, "scheduler")
+    stages = []
+    for row, result in zip(rows, results, strict=True):
+        public = result.public
+        if public.verdict == "EMPTY" or "ramp" in public.marks:
+            continue
+        mine = np.flatnonzero((c["stage"] == row.stage) & (c["repeat"] == row.repeat))
+        prompt = np.where(np.isfinite(c["prompt_tokens"][mine]), c["prompt_tokens"][mine], c["input_tokens"][mine])
+        stages.append(StageArrays(
+            stage=row.stage, offered_qps=row.offered_qps, send_s=c["sent_s"][mine], first_token_s=c["first_token_s"][mine],
+            last_token_s=c["last_token_s"][mine], done_s=c["done_s"][mine], input_tokens=prompt,
+            output_tokens=c["output_tokens"][mine], ok=(checked.status[mine] == load.OK) & ~checked.impossible[mine],
+            window_start_s=row.window_start_s, window_end_s=row.window_end_s, intended_s=c["intended_s"][mine],
+            valid=public.verdict != "INVALID", stationarity=public.stationarity, name=row.name,
+        ))  # fmt: skip
+    if not stages:
+        return None
+    seqs, cap = _number(scheduler.get("max_num_seqs")), _number(scheduler.get("batch_size_cap"))
+    at_once = min((x for x in (seqs, cap) if x is not None), default=None)
+    budget = _number(scheduler.get("max_num_batched_tokens"))
+    return fit_and_predict(
+        stages, slo.as_dict(), None if at_once is None else int(at_once),
+        max_num_batched_tokens=None if budget is None else int(budget), process=rows[0].process,
+        burstiness=_number(_section(config, "loadgen").get("burstiness")) or 1.0,
+        replicas=int(_number(_section(config, "engine").get("replicas")) or 1),
     )  # fmt: skip
 
 
@@ -253,8 +287,8 @@ def _withheld(found: Capacity, target: float) -> Capacity:
     return replace(none, sentence="The run is INVALID, so no capacity figure is given; see the reasons.")
 
 
-def _levels(results: list[StageResult]) -> list[Level]:
-    """One level per offered rate from the stages that may decide; repeats pooled."""
+def _levels(results: list[StageResult], kind: str) -> list[Level]:
+    """One level per offered rate from the stages that may decide; repeats pooled. `kind`: joint | e2e."""
     groups: dict[float, list[StageResult]] = {}
     for result in results:
         if usable(result.public):
@@ -262,17 +296,31 @@ def _levels(results: list[StageResult]) -> list[Level]:
     levels = []
     for qps, members in sorted(groups.items()):
         n = sum(m.public.planned for m in members)
-        hits = sum(m.hit_count for m in members)
-        scores = sorted((m.score, m.public.planned) for m in members)
-        middle = scores[len(scores) // 2][0]
+        hits = sum(m.hit_count if kind == "joint" else m.e2e_hits for m in members)
+        scores = [m.joint if kind == "joint" else m.e2e for m in members]
+        # The middle repeat stands for the rate; the batches of all repeats carry its spread.
         levels.append(Level(
-            qps=qps, attainment=hits / n, arrivals=n, score=middle,
-            batch_scores=tuple(s for m in members for s in m.batch_scores),
+            qps=qps, attainment=hits / n, arrivals=n, score=sorted(s.value for s in scores)[len(scores) // 2],
+            batch_scores=tuple(b for s in scores for b in s.batches),
             stable=not any(m.public.stationarity == "UNSTABLE" for m in members),
             completed_qps=float(np.mean([m.public.completed_qps for m in members])),
-            states=min(m.states for m in members),
+            states=sum(m.states for m in members),
+            load_sd_ratio=float(np.mean([m.load_sd_ratio for m in members])) / math.sqrt(len(members)),
         ))  # fmt: skip
     return levels
+
+
+def _capacity(results: list[StageResult], slo: Slo, lambda_max_qps: float | None) -> Capacity:
+    found = capacity(_levels(results, "joint"), slo.attainment_target, lambda_max_qps=lambda_max_qps)
+    whole = crossing(_levels(results, "e2e"), 0.95)
+    found.p95_crossing_qps, found.p95_crossing_kind = whole.value, whole.kind
+    found.p95_crossing_low_qps, found.p95_crossing_high_qps = whole.low, whole.high
+    knee = found.knee_qps if found.knee_qps is not None else found.knee_high_qps
+    limit = whole.value if whole.value is not None else whole.high
+    if whole.kind in ("crossing", "below") and knee is not None and limit is not None and limit < knee:
+        where = f"at {whole.value:.1f} requests/s" if whole.kind == "crossing" else "at every measured rate"
+        found.sentence += f" P95 of the whole answer passes its target of {slo.e2e_target_s:g} s {where}, before that."
+    return found
 
 
 def _clock_bound(raw: dict[str, Any]) -> float | None:

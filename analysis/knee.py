@@ -49,6 +49,7 @@ class Level:
     stable: bool
     completed_qps: float
     states: float = 1000.0  # independent states of the window, see intervals.independent_states
+    load_sd_ratio: float = 0.0  # sd of the work that happened to arrive, relative: sqrt((ca² + cs²)/n)
 
 
 @dataclass(frozen=True)
@@ -87,9 +88,10 @@ def crossing(levels: list[Level], target: float) -> Crossing:
     scored = [x for x in levels if math.isfinite(x.score) and x.score > 0]
     q = np.array([x.qps for x in scored])
     y = np.array([math.log(x.score) for x in scored])
-    value = first_crossing(q, y, cubic=False)
+    # The curve bends up: a line between two rates crosses too early, the cubic a little late.
+    value = (first_crossing(q, y, cubic=False) + first_crossing(q, y, cubic=True)) / 2
     low, high = _interval(scored, q, y)
-    method = "SLO score quantile, log-linear between the rates around it; redrawn from its batches"
+    method = "log of the SLO score quantile, mean of linear and cubic interpolation; redrawn from its batches"
     return Crossing("crossing", value, min(low, value), max(high, value), method, good.qps)
 
 
@@ -145,14 +147,17 @@ def _interval(levels: list[Level], q: np.ndarray, y: np.ndarray) -> tuple[float,
     """
     rng = np.random.default_rng(DRAW_SEED)
     draws = np.empty((DRAWS, len(levels)))
+    slope = np.maximum(np.gradient(y, q), 0.0) if len(q) > 1 else np.zeros(len(q))
     for i, level in enumerate(levels):
+        # A stage is loaded by the work that happened to arrive: its rate is known to load_sd only.
+        load_sd = float(slope[i]) * level.qps * level.load_sd_ratio
         finite = np.array([s for s in level.batch_scores if math.isfinite(s) and s > 0])
         b = len(finite)
         if b < 2:
-            draws[:, i] = y[i]
+            draws[:, i] = y[i] + load_sd * rng.standard_normal(DRAWS)
             continue
         sd = float(np.log(finite).std(ddof=1)) * math.sqrt(batch_correction(level.states, b) / b)
-        draws[:, i] = y[i] + max(sd, MIN_SD) * rng.standard_t(b - 1, DRAWS)
+        draws[:, i] = y[i] + max(sd, MIN_SD) * rng.standard_t(b - 1, DRAWS) + load_sd * rng.standard_normal(DRAWS)
     found = [first_crossing(q, draws[i], cubic=bool(i % 2)) for i in range(DRAWS)]
     low, high = np.quantile(found, [0.025, 0.975], method="inverted_cdf")
     return float(low), float(high)

@@ -50,13 +50,22 @@ class Context:
     loop: str
 
 
+@dataclass(frozen=True)
+class Score:
+    """A quantile of an SLO score over all arrivals, and per batch; inf = too many failures."""
+
+    value: float
+    batches: tuple[float, ...]
+
+
 @dataclass
 class StageResult:
     """The public analysis of a stage and the parts used across stages."""
 
     public: StageAnalysis
-    score: float
-    batch_scores: tuple[float, ...]
+    joint: Score  # max(TTFT/deadline, TPOT/deadline) at the attainment target
+    e2e: Score  # whole answer / its target at 95 %
+    load_sd_ratio: float  # relative sd of the work that happened to arrive
     hit_count: int
     states: float
     steady: Stationarity
@@ -89,18 +98,34 @@ def analyse_stage(checked: Checked, row: StageRow, context: Context) -> StageRes
     states = independent_states(in_flight_at(grid, near[0], near[1]))
     public = _public(checked, row, context, mine, window, values, status, ok, found, flow, law, states)
     score = np.where(ok, np.fmax(values["ttft_s"] / deadlines[0], values["tpot_s"] / deadlines[1]), np.inf)
-    parts = split(score, SCORE_BATCHES) if len(score) >= SCORE_BATCHES * 10 else []
-    target = context.slo.attainment_target
     return StageResult(
         public=public,
-        score=score_quantile(score, target) if len(score) else math.nan,
-        batch_scores=tuple(score_quantile(p, target) for p in parts),
+        joint=_score(score, context.slo.attainment_target),
+        e2e=_score(np.where(ok, values["e2e_s"] / context.slo.e2e_target_s, np.inf), 0.95),
+        load_sd_ratio=_load_sd(public, ledger["output_tokens"][window][ok]),
         hit_count=int(np.count_nonzero(found.joint)),
         states=states,
         steady=flow,
         rows=window,
         e2e_hits=int(np.count_nonzero(found.e2e)),
     )
+
+
+def _score(score: np.ndarray, share: float) -> Score:
+    if not len(score):
+        return Score(math.nan, ())
+    parts = split(score, SCORE_BATCHES) if len(score) >= SCORE_BATCHES * 10 else []
+    return Score(score_quantile(score, share), tuple(score_quantile(p, share) for p in parts))
+
+
+def _load_sd(public: StageAnalysis, tokens: np.ndarray) -> float:
+    """sqrt((ca² + cs²)/n): how far the work of a stage lies from its asked rate by chance."""
+    if public.planned == 0:
+        return 0.0
+    known = tokens[np.isfinite(tokens)].astype(np.float64)
+    scv = float(known.var() / known.mean() ** 2) if len(known) > 1 and known.mean() > 0 else 0.0
+    gap_cv = public.stimulus.gap_cv or 0.0
+    return math.sqrt((gap_cv**2 + scv) / public.planned)
 
 
 def _near(c: dict[str, np.ndarray], impossible: np.ndarray, t0: float, t1: float) -> tuple[np.ndarray, ...]:

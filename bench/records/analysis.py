@@ -7,6 +7,7 @@ ended is the string "inf" in JSON and `math.inf` in Python.
 1. Every number with a unit carries it in its name (s, qps, tokens, ratio).
 2. `schema_version` changes only when a reader of the old one would misread.
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -167,6 +168,11 @@ class Capacity:
     flattening_qps: float | None = None
     attainment_target: float = 0.99
     sentence: str = ""
+    # where P95 of the whole answer crosses its target; another limit than the knee
+    p95_crossing_qps: float | None = None
+    p95_crossing_low_qps: float | None = None
+    p95_crossing_high_qps: float | None = None
+    p95_crossing_kind: str = "none"  # as knee_kind
 
 
 @dataclass
