@@ -30,6 +30,9 @@ STEP_NS = 200_000
 # How long after a step bytes may still wait in a socket with a stamp from before it.
 STEP_MEMORY_NS = 30_000_000_000
 
+# Tries, one millisecond apart, until the first stamp must have come; one or two are usual.
+STAMP_TRIES = 50
+
 _TWO_INT64 = struct.Struct("=qq")
 unpack_stamp = _TWO_INT64.unpack
 
@@ -45,13 +48,57 @@ def ask_for_stamps(sock: socket.socket) -> bool:
     return True
 
 
+class StampKeeper:
+    """Keeps the kernel stamping: a loopback pair that asked for stamps and stays open.
+
+    The kernel stamps nothing while no socket asks for it, and starts a moment after the first one does; without this
+    the first answers of a process would have no stamps. `working` says whether one really came.
+    """
+
+    def __init__(self) -> None:
+        self._sockets: list[socket.socket] = []
+        self.working = False
+        try:
+            self.working = self._try()
+        except OSError:
+            self.working = False
+
+    def _try(self) -> bool:
+        listener = self._new()
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(1)
+        reader = self._new()
+        if not ask_for_stamps(reader):
+            return False
+        reader.connect(listener.getsockname())
+        fd, _ = listener._accept()
+        writer = _socket.socket(fileno=fd)
+        self._sockets.append(writer)
+        for _ in range(STAMP_TRIES):
+            writer.send(b"x")
+            _, ancillary, _, _ = reader.recvmsg(1, ANCILLARY_BYTES)
+            if stamp_ns(ancillary) is not None:
+                return True
+            time.sleep(0.001)
+        return False
+
+    def _new(self) -> socket.socket:
+        sock = _socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        sock.settimeout(0.5)
+        self._sockets.append(sock)
+        return sock
+
+    def close(self) -> None:
+        """Stop keeping."""
+        for sock in self._sockets:
+            sock.close()
+
+
 def stamps_supported() -> bool:
-    """True when this system stamps what its TCP sockets receive."""
-    sock = _socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        return ask_for_stamps(sock)
-    finally:
-        sock.close()
+    """True when this system stamps what its TCP sockets receive (tried on loopback)."""
+    keeper = StampKeeper()
+    keeper.close()
+    return keeper.working
 
 
 def stamp_ns(ancillary: list[tuple[int, int, bytes]]) -> int | None:

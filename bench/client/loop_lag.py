@@ -9,7 +9,10 @@ from __future__ import annotations
 import time
 from typing import Any
 
-PERIOD_S = 0.02
+# Twenty samples a second give a p99 within a stage of ten seconds, and cost 0.1 % of a core. The pause varies, so that
+# work which comes at regular times cannot always fall between two samples.
+PERIOD_MIN_S, PERIOD_MAX_S = 0.03, 0.07
+GOLDEN_RATIO = 0.6180339887498949
 # Logarithmic bins: 0.01 ms times 1.1 to the power of the index; 160 of them reach 40 s.
 FIRST_BIN_S = 1e-5
 BIN_RATIO = 1.1
@@ -56,20 +59,28 @@ class LagHistogram:
 
 
 class LoopLag:
-    """A repeating timer of the hub that measures how late it runs."""
+    """A timer of the hub, set again and again, that measures how late it runs."""
 
     def __init__(self, hub: Any) -> None:
         self.histogram = LagHistogram()
-        self._timer = hub.loop.timer(PERIOD_S, PERIOD_S, ref=False)
+        self._hub = hub
+        self._phase = 0.0
         self._expected_s = 0.0
+        self._timer: Any = None
         self._start()
 
     def _start(self) -> None:
-        self._expected_s = time.monotonic() + PERIOD_S
-        self._timer.again(self._tick)
+        # Multiples of the golden ratio modulo 1 fill the interval evenly without a generator.
+        self._phase = (self._phase + GOLDEN_RATIO) % 1.0
+        pause_s = PERIOD_MIN_S + self._phase * (PERIOD_MAX_S - PERIOD_MIN_S)
+        self._timer = self._hub.loop.timer(pause_s, ref=False)
+        self._expected_s = time.monotonic() + pause_s
+        # The loop keeps its own time; without an update the pause would be counted from an old moment.
+        self._timer.start(self._tick, update=True)
 
     def _tick(self) -> None:
         self.histogram.add(max(0.0, time.monotonic() - self._expected_s))
+        self._timer.close()
         self._start()
 
     def close(self) -> None:

@@ -196,7 +196,8 @@ class Stream:
             if reader.feed_lazy(data, at) if self.was_lazy else reader.feed(data, at):
                 self._finish()
                 return False
-            if not self.was_lazy and self._lazy_wanted and reader.first_output:
+            if not self.was_lazy and self._lazy_wanted and reader.first_output and not self._user_reads:
+                # Without stamps so far a drained read would have no time worth its name: such a stream stays prompt.
                 self._start_lazy()
         if connection.ended:
             self._ended(at_ns * 1e-9 if data else now_ns * 1e-9)

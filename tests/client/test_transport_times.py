@@ -15,6 +15,7 @@ from typing import Any
 
 import gevent
 import pytest
+
 from bench.client.kernel_time import stamps_supported
 from bench.client.outcome import Outcome
 
@@ -134,7 +135,7 @@ def test_a_blocked_loop_does_not_move_the_first_token(server: NullServer) -> Non
 
 def test_without_stamps_the_user_clock_is_named(server: NullServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bench.client.sockets.ask_for_stamps", lambda sock: False)
-    monkeypatch.setattr("bench.client.transport.stamps_supported", lambda: False)
+    monkeypatch.setattr("bench.client.kernel_time.ask_for_stamps", lambda sock: False)
     with transport(server.url, read="auto") as made:
         (outcome,) = _run(made, "user", n=1, tokens=4).values()
         assert made.stats().read_mode == "prompt" and made.stats().clock == "user"
