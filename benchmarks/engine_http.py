@@ -229,7 +229,10 @@ def main(seconds: float, twin_seconds: float) -> None:
         levels = throughput(Path(folder), seconds)
     passed = [level for level in levels if level["lateness_p99_ms"] <= LATE_LIMIT_S * 1e3] or levels[:1]
     bare = bare_writer(levels[0]["step_mean_ms"] / 1e3, seconds)
-    pair = twin(twin_seconds)
+    for tried in range(TRIES):  # an engine that was late says so, and is no twin
+        pair = {"tries": tried + 1, **twin(twin_seconds)}
+        if pair["valid"]:
+            break
     real, virtual = pair["real"], pair["virtual"]
     print(json.dumps({
         "chunks_per_s": round(passed[-1]["chunks_per_s"]), "lateness_p99_ms": round(passed[-1]["lateness_p99_ms"], 3),

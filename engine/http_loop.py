@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import logging
 import select
 import selectors
 
@@ -42,6 +43,9 @@ def tune_process() -> None:
     Nothing on the token path makes reference cycles, so collections find nothing: the first generation is made
     large, and what exists at start is moved out of the collector's sight.
     """
+    # A client that left is written to until the loop reports it, which asyncio warns of line by line; it is recorded
+    # as aborted all the same.
+    logging.getLogger("asyncio").setLevel(logging.ERROR)
     with contextlib.suppress(ImportError, ValueError, OSError):
         import resource
 
