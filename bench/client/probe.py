@@ -14,8 +14,6 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-import gevent.event
-
 from bench.client.answer import AnswerOptions
 from bench.client.chat import request_body
 from bench.client.dialing import proxy_from_env
@@ -67,10 +65,8 @@ def run_probe(config: Any, api_key: str | None, *, max_tokens: int, prompt: str)
 
 
 def _send(transport: Transport, body: bytes, request_id: str, answer: AnswerOptions) -> Outcome:
-    done: gevent.event.AsyncResult = gevent.event.AsyncResult()
     try:
-        transport.send(body, request_id=request_id, prompt_read=True, on_done=done.set, answer=answer)
-        return done.get()
+        return transport.ask(body, request_id=request_id, prompt_read=True, answer=answer)
     finally:
         transport.close()
 

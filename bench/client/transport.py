@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import gevent
+from gevent.event import AsyncResult
 
 from bench.client.answer import AnswerOptions, AnswerReader
 from bench.client.dialing import Dialer, Gate, Proxy, Stopped
@@ -175,6 +176,12 @@ class Transport:
         self._watch(stream, time.monotonic())
         stream.run()
         return stream
+
+    def ask(self, body: bytes, *, request_id: str, **more: Any) -> Outcome:
+        """Send one request, like `send`, and wait for its outcome on this greenlet."""
+        done: AsyncResult = AsyncResult()
+        self.send(body, request_id=request_id, on_done=done.set, **more)
+        return done.get()
 
     def request(self, body: bytes, *, request_id: str, method: str = "POST", path: str | None = None) -> bytes:
         """The bytes of one request."""
