@@ -149,6 +149,7 @@ class Core:
         self._fifo = config.policy == "fcfs"
         self._charges = config.policy == "fair"
         self._mlfq = self.policy if isinstance(self.policy, MlfqPolicy) else None
+        self.preemptive = self.policy.preemptive
         self._sheds = isinstance(self.policy, SlackPolicy) and config.hopeless == "shed"
         self._watermark = int(config.watermark * config.usable_blocks)
         self._style = styles.make_style(self)

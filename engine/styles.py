@@ -52,16 +52,31 @@ class MixedStyle:
 
     def fill(self, plan: StepPlan, now_s: float) -> None:
         """Choose the step: running requests, then swapped, then waiting ones."""
+        before = len(plan.preempted)
         budget = self._run(plan, now_s)
         core = self.core
-        if plan.preempted:
+        if len(plan.preempted) > before:
             plan.stop = "preempted"
-        elif core.swapped and not self._swap_in(plan, now_s, budget):
-            plan.stop = "swapped"
         else:
-            budget -= sum([n for r, n in plan.prefill if r in plan.admitted]) if plan.admitted else 0
-            budget -= sum([1 for r in plan.decode if r in plan.admitted]) if plan.admitted else 0
-            plan.stop = self._admit(plan, now_s, budget)
+            self._enter(plan, now_s, budget)
+
+    def _enter(self, plan: StepPlan, now_s: float, budget: int) -> None:
+        """Let swapped and waiting requests in; swapped ones first, as in vLLM V0.
+
+        Not so under mlfq: a swapped request of a worse level would take back the place that it just gave.
+        """
+        core = self.core
+        if core.swapped and not core.preemptive:
+            budget = self._swap_in(plan, now_s, budget)
+            if core.swapped:
+                plan.stop = "swapped"
+                return
+        plan.stop = self._admit(plan, now_s, budget)
+        if core.swapped:
+            used = len(plan.decode) + sum([n for _, n in plan.prefill])
+            self._swap_in(plan, now_s, core.config.max_num_batched_tokens - used)
+            if core.swapped:
+                plan.stop = "swapped"
 
     def _run(self, plan: StepPlan, now_s: float) -> int:
         """Schedule running requests in order, preempting when blocks run out; the budget left."""
@@ -119,19 +134,19 @@ class MixedStyle:
             return len(core.running) - 1
         return core.policy.victim([r.refresh() for r in core.running], now_s)
 
-    def _swap_in(self, plan: StepPlan, now_s: float, budget: int) -> bool:
-        """Bring swapped requests back in order; True when none is left outside."""
+    def _swap_in(self, plan: StepPlan, now_s: float, budget: int) -> int:
+        """Bring swapped requests back in order while they fit; the budget left."""
         core = self.core
         config, pool = core.config, core.pool
         while core.swapped:
             request = core.swapped[0]
             if len(core.running) >= core.cap or budget <= 0 or request.ready_s > now_s:
-                return False
+                break
             left = request.num_tokens - request.computed
             count = min(left, budget)
             blocks = -(-(request.computed + count) // config.block_size)
             if blocks > pool.free - (core._watermark if core.running else 0):
-                return False
+                break
             del core.swapped[0]
             pool.take(request, blocks)
             core.admit(request, plan, now_s)
@@ -140,7 +155,7 @@ class MixedStyle:
             else:
                 plan.prefill.append((request, count))
             budget -= count
-        return True
+        return budget
 
     def _admit(self, plan: StepPlan, now_s: float, budget: int) -> str:
         """Start waiting requests in the policy's order until one does not fit; why it ended."""
@@ -274,12 +289,7 @@ class SglangStyle(MixedStyle):
             pool.take(request, extra)
             plan.prefill.append((request, count))
             budget -= count
-        if plan.preempted:
-            plan.stop = "preempted"
-        elif core.swapped and not self._swap_in(plan, now_s, budget):
-            plan.stop = "swapped"
-        else:
-            plan.stop = self._admit(plan, now_s, budget - len(plan.admitted))
+        self._enter(plan, now_s, budget)
         if plan.prefill:
             plan.decode.clear()
             return

@@ -270,7 +270,7 @@ def _compare(options: Any, overrides: dict[str, Any], path: Path, seeds: int, sa
 def _table(cells: Any) -> list[str]:
     """One line per variant and rate."""
     lines = [
-        "SIMULATED; attainment over ALL arrivals, mean and 95 % interval over seeds; gain = paired difference to the first",
+        "SIMULATED; attainment over ALL arrivals, mean and 95 % interval over seeds; gain: paired, to the first",
         f"{'variant':<18}{'qps':>7}{'attain':>9}{'interval':>17}{'gain':>9}{'interval':>18}{'refused':>9}"
         f"{'worst TTFT':>12}{'preempt.':>10}{'Jain':>7}",
     ]

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from engine.policies import MlfqPolicy
 from engine.profiles import Profile
 from engine.request import RUNNING, SWAPPED, Request
 from engine.scheduler import Admit, Core, EngineConfig, Reject
@@ -29,6 +30,15 @@ TINY = Profile("tiny", "test", 0.00101234567, 3.1e-6, 0.0004, 2.71e-5, 1.3e-7, 1
 LAWS = settings(max_examples=200, deadline=None, print_blob=True,
                 suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 CLASSES = {"fast": ClassSpec(0.02, 0.005, 0), "slow": ClassSpec(0.5, 0.05, 1), "": ClassSpec(0.1, 0.02, 0)}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def short_quanta():
+    """Answers here have a few dozen tokens; mlfq must sink and give way within them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MlfqPolicy, "QUANTUM", 3)
+        patch.setattr(MlfqPolicy, "STARVE_S", 0.03)
+        yield
 
 
 @dataclass
