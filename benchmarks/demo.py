@@ -10,6 +10,7 @@ Last line: one JSON object
   e2e_err_p50_ms       the same for the last token
   rows_missing         planned arrivals without exactly one row
 """
+
 from __future__ import annotations
 
 import csv

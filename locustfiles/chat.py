@@ -7,6 +7,7 @@
 One user per worker process holds the pacing loop; its count stays constant
 through the run. Latencies start at the intended time of an arrival.
 """
+
 from __future__ import annotations
 
 from locust import User, constant, task

@@ -8,6 +8,7 @@ and a bound on its error. Does not: send messages.
 2. Otherwise the round trip with the shortest time decides (NTP's rule): the
    error is at most half of that trip.
 """
+
 from __future__ import annotations
 
 import os

@@ -6,6 +6,7 @@ Users = concurrency. For comparison with tools that have only this: a slow
 service slows this load down, so the report says which loop it came from.
 A latency here starts at the send, since nothing was due before.
 """
+
 from __future__ import annotations
 
 from locust import User, constant, task

@@ -9,6 +9,7 @@ Does not: send load, parse answers, judge an SLO (that is `analysis/`).
 3. Every planned arrival of a started stage has one row, also when a worker was lost or the run was stopped.
 4. Locust's statistics and the ledger are compared before the run folder is closed.
 """
+
 from __future__ import annotations
 
 import datetime
@@ -221,7 +222,7 @@ class Conductor:
     def _open(self, plan: Plan, settings: dict[str, Any], shape: str, loop: str) -> None:
         started = datetime.datetime.now(datetime.UTC)
         self._run_id = os.environ.get("BENCH_RUN_ID") or f"{started:%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
-        run_dir = Path(settings["run_dir"] or Path("runs") / self._run_id)
+        run_dir = Path(settings["run_dir"] or Path(os.environ.get("BENCH_RUNS") or "runs") / self._run_id)
         os.environ.pop("BENCH_RUN_ID", None)  # a second run from the web page has a name of its own
         self._names = {stage.index: stage.name for stage in plan.stages}
         info = RunInfo(
@@ -487,8 +488,23 @@ class Conductor:
         now = now_s() - self._t0_s
         self.collector.close_stage(
             StageRow(
-                stage.index, stage.repeat, stage.name, stage.offered_qps, stage.process, loop, stage.seed,
-                0, now, now, now, now, None, 0, 0, "", f"not_run;{self._stop_mark}",
+                stage.index,
+                stage.repeat,
+                stage.name,
+                stage.offered_qps,
+                stage.process,
+                loop,
+                stage.seed,
+                0,
+                now,
+                now,
+                now,
+                now,
+                None,
+                0,
+                0,
+                "",
+                f"not_run;{self._stop_mark}",
             )
         )
 
@@ -552,9 +568,7 @@ def say(event: str, **data: Any) -> None:
             os.environ.pop("BENCH_PROGRESS", None)
 
 
-def over_limit(
-    limits: dict[str, Any], sent: int, input_tokens: int, output_tokens: int, elapsed_s: float
-) -> str:
+def over_limit(limits: dict[str, Any], sent: int, input_tokens: int, output_tokens: int, elapsed_s: float) -> str:
     """The first limit that is passed, as a sentence; empty when none is."""
     cost = (
         input_tokens * (limits.get("price_per_million_input_tokens") or 0.0)

@@ -9,6 +9,7 @@ Does not: parse answers, judge them, or decide when a stage begins or ends.
 3. The gauge counts streams by itself; it never looks at the rows.
 4. The pacing loop never waits for an answer, a connection, or the master.
 """
+
 from __future__ import annotations
 
 import logging
@@ -19,20 +20,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import gevent
-from bench.client.endpoint import parse_base_url
-from bench.workload.prompts import PromptMaker
 from gevent.event import Event
 from gevent.queue import Queue
 from locust.env import Environment
 
 from bench.client.chat import request_body
 from bench.client.dialing import proxy_from_env
+from bench.client.endpoint import parse_base_url
 from bench.client.outcome import Outcome
 from bench.client.transport import Transport, TransportOptions
 from bench.config import Config, api_key
 from bench.records.packing import pack
 from bench.records.request import RequestRow
 from bench.workload.plan import Group, Plan, Stage
+from bench.workload.prompts import PromptMaker
 from bench.workload.schedule import Schedule, build_schedule
 from locustfiles import messages, stats
 from locustfiles.clock import ClockOffset, clock_id, now_s

@@ -3,6 +3,7 @@
 Each has one direction, one name and one shape, so that a local run (where
 both sides live in one process) and a distributed one are the same code.
 """
+
 from __future__ import annotations
 
 # master to workers

@@ -8,6 +8,7 @@ a millisecond late in the mean. A timerfd is a file the kernel makes readable at
 the very time: measured 0.1 ms late in the median against 1.1 ms. Where there is
 none (not Linux) the loop's timer is used.
 """
+
 from __future__ import annotations
 
 import ctypes

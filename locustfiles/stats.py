@@ -7,6 +7,7 @@ Does not: parse an answer or decide on an SLO.
 2. Buckets keep three significant digits (Locust's two are up to 5 % off).
 3. The last CSV rows are written after the last event, not up to a second before.
 """
+
 from __future__ import annotations
 
 import csv

@@ -7,6 +7,7 @@ shapes and users find there. Does not: send, record or judge.
 2. Every option's default is a literal of its final type (Locust casts with `type(default)`).
 3. The first Ctrl-C stops arrivals and drains; the second gives up what is in flight; the third ends the process.
 """
+
 from __future__ import annotations
 
 import atexit

@@ -1,4 +1,5 @@
 """Shape `ramp`: the rate grows steadily within each stage."""
+
 from __future__ import annotations
 
 from shapes.walk import PlanShape

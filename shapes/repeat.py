@@ -1,4 +1,5 @@
 """Shape `repeat`: the same rate several times, for the check that runs repeat."""
+
 from __future__ import annotations
 
 from shapes.walk import PlanShape

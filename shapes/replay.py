@@ -1,4 +1,5 @@
 """Shape `replay`: the arrivals and lengths of a recorded trace."""
+
 from __future__ import annotations
 
 from shapes.walk import PlanShape

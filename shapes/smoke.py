@@ -1,4 +1,5 @@
 """Shape `smoke`: 2 requests a second for 30 s: does anything work at all."""
+
 from __future__ import annotations
 
 from shapes.walk import PlanShape

@@ -1,4 +1,5 @@
 """Shape `spike`: a burst between two calm stages."""
+
 from __future__ import annotations
 
 from shapes.walk import PlanShape

@@ -1,4 +1,5 @@
 """Shape `sweep`: the offered rates of the config (or --qps-stages), each once or --stage-repeats times."""
+
 from __future__ import annotations
 
 from shapes.walk import PlanShape

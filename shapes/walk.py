@@ -4,6 +4,7 @@ Input: the name of a plan (see bench/workload/plan.py). Output: ticks for Locust
 Does not: compute arrivals; the conductor, which the locustfile has put at
 `environment.bench`, announces the stages.
 """
+
 from __future__ import annotations
 
 from typing import Any

@@ -7,6 +7,7 @@ Does not: send load (Locust does, as a process of its own) or judge (the analysi
 2. Ctrl-C reaches Locust once per press; the report is written all the same.
 3. Only the run folder holds output files; the last line on the console names the report.
 """
+
 from __future__ import annotations
 
 import datetime
@@ -140,7 +141,8 @@ def _refuse_over_limits(resolved: Any, plan: Any) -> None:
 def _make_run_dir(options: JobOptions) -> Path:
     """A new folder for the run; raises JobError when it cannot be written or holds another run."""
     started = datetime.datetime.now(datetime.UTC)
-    path = options.run_dir or Path("runs") / f"{started:%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
+    home = Path(os.environ.get("BENCH_RUNS") or "runs")
+    path = options.run_dir or home / f"{started:%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
     try:
         path.mkdir(parents=True, exist_ok=True)
         if (path / "requests.csv").exists():
@@ -387,8 +389,8 @@ class _Console:
     def plan(self, plan: Any) -> None:
         """Show what is ahead; on a terminal, with a bar."""
         total = sum(stage.duration_s for stage in plan.stages)
-        arrivals = sum(stage.expected_arrivals for stage in plan.stages)
-        self.note(f"plan: {len(plan.stages)} stages, about {arrivals:.0f} arrivals in {total:.0f} s; drains come on top")
+        n, arrivals = len(plan.stages), sum(stage.expected_arrivals for stage in plan.stages)
+        self.note(f"plan: {n} stages, about {arrivals:.0f} arrivals in {total:.0f} s; drains come on top")
         if self.options.quiet or not sys.stderr.isatty():
             return
         from rich.console import Console

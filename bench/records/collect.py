@@ -16,6 +16,7 @@ run.json. Does not: know Locust, send messages, or compute statistics.
 2. Batches of a stripe are numbered: a gap or a repeat is noticed.
 3. A write that fails is remembered in `problems`; rows stay counted.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterable

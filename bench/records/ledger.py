@@ -6,6 +6,7 @@ Does not: decide what a row says, or compute anything over rows.
 1. A file grows by whole lines, so that a killed writer leaves a readable file.
 2. Absent is an empty cell; floats keep nanoseconds; nothing is rounded to ms.
 """
+
 from __future__ import annotations
 
 import csv

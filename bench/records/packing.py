@@ -6,6 +6,7 @@ Does not: travel, acknowledge or order batches; `collect.py` does.
 1. `unpack(pack(rows)) == rows` for every row, including None and inf.
 2. Columns that are the same in a whole batch cost a few bytes.
 """
+
 from __future__ import annotations
 
 import json

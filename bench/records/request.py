@@ -9,6 +9,7 @@ Does not: filter, judge, or compute a statistic over rows.
 3. Absent is None (an empty cell), never 0.
 4. Latencies for the SLO start at `intended_s`; `residence_s` starts at `sent_s`.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields

@@ -4,6 +4,7 @@ Input: what the sender knows about its stages and itself.
 Output: dataclasses and their column tables.
 Does not: compute a statistic.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
@@ -76,3 +77,33 @@ class RunInfo:
 
 STAGE_COLUMNS: tuple[str, ...] = tuple(f.name for f in fields(StageRow))
 INFLIGHT_COLUMNS: tuple[str, ...] = tuple(f.name for f in fields(InflightRow))
+
+# name -> (unit, meaning); `docs/ledger.md` is written from these tables.
+STAGE_MEANING: dict[str, tuple[str, str]] = {
+    "stage": ("", "stage number, from 0"),
+    "repeat": ("", "which repetition of the same offered rate, from 0"),
+    "name": ("", "name of its rows in Locust's statistics"),
+    "offered_qps": ("1/s", "asked rate; of a closed loop the rate that came about"),
+    "process": ("", "law of the gaps: constant, poisson, gamma, trace, closed"),
+    "loop": ("", "`open` or `closed`"),
+    "seed": ("", "seed of the stage"),
+    "planned": ("", "planned arrivals; as many rows has the ledger"),
+    "start_s": ("s", "first moment an arrival could be due"),
+    "window_start_s": ("s", "end of the warm-up: from here arrivals count"),
+    "window_end_s": ("s", "to here"),
+    "end_s": ("s", "no arrival is due after this"),
+    "drained_s": ("s", "nothing in flight any more; empty when the drain limit passed first"),
+    "workers": ("", "workers that the arrivals were striped over"),
+    "rows": ("", "rows in the ledger"),
+    "schedule_hash": ("", "sha256 over all arrays of the stage's schedule"),
+    "marks": ("", "semicolon list: interrupted, drain_limit, worker_lost, worker_joined, limit, write_failed, not_run"),
+}
+INFLIGHT_MEANING: dict[str, tuple[str, str]] = {
+    "t_s": ("s", "when the sample was taken"),
+    "worker": ("", "index of the worker"),
+    "stage": ("", "stage the worker was in"),
+    "in_flight": ("", "streams open on this worker, counted by the transport"),
+    "loop_lag_s": ("s", "how late the sample's timer fired: the lag of our own loop"),
+    "cpu_ratio": ("1", "CPU seconds per second of the worker process, once a second"),
+    "rss_bytes": ("bytes", "memory of the worker process, once a second"),
+}

@@ -1,4 +1,5 @@
 """A real engine, a real Locust, short stages: what the tests of the load share."""
+
 from __future__ import annotations
 
 import csv
@@ -84,17 +85,39 @@ def locust_command(*arguments: str, files: str = "chat.py", shape: str | None = 
 def own_port() -> tuple[str, ...]:
     """Arguments that keep master and workers on a free loopback port."""
     port = str(_free_port())
-    return ("--master-bind-host", "127.0.0.1", "--master-bind-port", port, "--master-host", "127.0.0.1", "--master-port", port)
+    return (
+        "--master-bind-host",
+        "127.0.0.1",
+        "--master-bind-port",
+        port,
+        "--master-host",
+        "127.0.0.1",
+        "--master-port",
+        port,
+    )
 
 
 @pytest.fixture
 def run_locust(engine: EngineProcess, config_file: Path, tmp_path: Path) -> Any:
     """Run a plain Locust command to its end."""
 
-    def run(*arguments: str, files: str = "chat.py", shape: str | None = "sweep", url: str | None = None, timeout: float = 60) -> Ran:
+    def run(
+        *arguments: str,
+        files: str = "chat.py",
+        shape: str | None = "sweep",
+        url: str | None = None,
+        timeout: float = 60,
+    ) -> Ran:
         run_dir = tmp_path / "run"
         command = locust_command(
-            "--headless", "--bench-config", str(config_file), "--run-dir", str(run_dir), *arguments, files=files, shape=shape
+            "--headless",
+            "--bench-config",
+            str(config_file),
+            "--run-dir",
+            str(run_dir),
+            *arguments,
+            files=files,
+            shape=shape,
         )
         done = subprocess.run(
             command, env=clean_environment(BENCH_TARGET_URL=url or engine.base_url), capture_output=True, text=True,

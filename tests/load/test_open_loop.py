@@ -1,4 +1,5 @@
 """The load itself: the plan arrives whole, on any number of workers, and Locust's CSV agrees."""
+
 from __future__ import annotations
 
 import csv
@@ -68,7 +69,12 @@ def test_rows_say_what_the_engine_did(run_locust: Any, engine: Any) -> None:
         # the client can only see a token after the engine has sent it
         assert float(row["residence_s"]) >= said["done_s"] - said["received_s"] - 1e-3
     errors = sorted(
-        abs(float(r["first_token_s"]) - float(r["sent_s"]) - truth[r["request_id"]]["first_token_s"] + truth[r["request_id"]]["received_s"])
+        abs(
+            float(r["first_token_s"])
+            - float(r["sent_s"])
+            - truth[r["request_id"]]["first_token_s"]
+            + truth[r["request_id"]]["received_s"]
+        )
         for r in rows
     )
     assert errors[len(errors) // 2] < 0.02  # 0.15 ms on a quiet machine
@@ -88,7 +94,9 @@ def test_locusts_csv_agrees_to_the_last_request(run_locust: Any) -> None:
             assert float(entry["Average Response Time"]) == pytest.approx(mean_ms, rel=1e-6)
             ttft = stats["TTFT", stage["name"]]
             assert int(ttft["Request Count"]) == len(mine)
-            assert float(ttft["Max Response Time"]) == pytest.approx(1000 * max(float(r["ttft_s"]) for r in mine), rel=1e-6)
+            assert float(ttft["Max Response Time"]) == pytest.approx(
+                1000 * max(float(r["ttft_s"]) for r in mine), rel=1e-6
+            )
             assert ("TPOT", stage["name"]) in stats
         assert int(stats["", "Aggregated"]["Request Count"]) == len(rows)  # once each, not three times
 
@@ -109,7 +117,9 @@ def test_a_service_that_refuses_all_still_gives_whole_rows(run_locust: Any) -> N
     assert rows and {row["status"] for row in rows} == {"error"} and {row["code"] for row in rows} == {"CH-REFUSED"}
     assert all(row["ttft_s"] == "" and row["e2e_s"] == "" for row in rows)
     failures = ran.rows("locust_failures.csv")
-    assert [f["Error"] for f in failures] == ["ArrivalFailed('CH-REFUSED')"] and int(failures[0]["Occurrences"]) == len(rows)
+    assert [f["Error"] for f in failures] == ["ArrivalFailed('CH-REFUSED')"] and int(failures[0]["Occurrences"]) == len(
+        rows
+    )
 
 
 def test_a_config_typo_stops_plain_locust_with_code_2(run_locust: Any, tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
 """The alarm clock of the pacing loop: never early, woken at once, and closed after use."""
+
 from __future__ import annotations
 
 import os

@@ -1,4 +1,5 @@
 """`bench run` from start to exit code: what a user sees when all is well, and for each thing that goes wrong."""
+
 from __future__ import annotations
 
 import json
@@ -81,7 +82,9 @@ def test_one_token_answers(run_bench: Any) -> None:
         ({"limits": {"max_requests": 3}}, ["CFG-041", "max_requests"]),
     ],
 )
-def test_a_bad_config_is_exit_2_before_anything_starts(run_bench: Any, change: dict[str, Any], words: list[str]) -> None:
+def test_a_bad_config_is_exit_2_before_anything_starts(
+    run_bench: Any, change: dict[str, Any], words: list[str]
+) -> None:
     ran = run_bench(config=config_with(**change))
     assert ran.code == 2 and all(word in ran.err for word in words), ran.err
     assert "Traceback" not in ran.err and not (ran.run_dir / "requests.csv").exists()
@@ -195,7 +198,9 @@ def test_the_starter_killed_hard_leaves_nothing_running(tmp_path: Path) -> None:
         end(process)
 
 
-@pytest.mark.skipif(os.geteuid() == 0 and not Path("/proc/sys").exists(), reason="needs a folder that cannot be written")
+@pytest.mark.skipif(
+    os.geteuid() == 0 and not Path("/proc/sys").exists(), reason="needs a folder that cannot be written"
+)
 def test_an_unwritable_folder_is_exit_2(run_bench: Any) -> None:
     ran = run_bench("--run-dir", "/proc/sys/never")  # not even root can make a folder there
     assert ran.code == 2 and "cannot be written" in ran.err and "Traceback" not in ran.err

@@ -1,4 +1,5 @@
 """The web page without a plan: the offered rate is a field of the start form, runs follow each other, Stop drains."""
+
 from __future__ import annotations
 
 import csv

@@ -1,4 +1,5 @@
 """The collector notices what is lost, doubled or cannot be written."""
+
 from __future__ import annotations
 
 import csv

@@ -1,4 +1,5 @@
 """Run files are written whole, read back, and named when they are damaged."""
+
 from __future__ import annotations
 
 import csv

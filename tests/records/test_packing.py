@@ -1,4 +1,5 @@
 """Batches come back as they went, and cost few bytes."""
+
 from __future__ import annotations
 
 import math

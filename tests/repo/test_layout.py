@@ -1,4 +1,5 @@
 """The import table of docs/words.md holds for the code."""
+
 from __future__ import annotations
 
 import ast
@@ -81,7 +82,9 @@ def test_imports_follow_the_table(path: Path) -> None:
 
 def _transport_files() -> dict[str, set[str]]:
     """The files of the client that are the transport: only they know gevent."""
-    return {"gevent": {"transport.py", "stream.py", "pool.py", "dialing.py", "sockets.py", "loop_lag.py", "draining.py"}}
+    return {
+        "gevent": {"transport.py", "stream.py", "pool.py", "dialing.py", "sockets.py", "loop_lag.py", "draining.py"}
+    }
 
 
 def test_no_locustfile_or_shape_hides_another_module() -> None:

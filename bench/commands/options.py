@@ -1,0 +1,71 @@
+"""Options that several commands share; each can come from the environment too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+LANGUAGES = ("en", "zh-CN")
+
+# (flags, keyword of JobOptions and settings of click); the environment's names are those of Locust's options.
+LOAD: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
+    (
+        ("--qps",),
+        {"default": "", "envvar": "BENCH_QPS_STAGES", "help": "Offered rates, such as 5,10,15; overrides the config."},
+    ),
+    (
+        ("--stage-duration", "stage_duration_s"),
+        {
+            "type": click.FloatRange(min=0),
+            "default": 0.0,
+            "envvar": "BENCH_STAGE_DURATION",
+            "help": "Seconds per stage; overrides the config.",
+        },
+    ),
+    (
+        ("--repeats",),
+        {
+            "type": click.IntRange(min=0),
+            "default": 0,
+            "envvar": "BENCH_STAGE_REPEATS",
+            "help": "Times each rate is run.",
+        },
+    ),
+    (
+        ("--seed",),
+        {
+            "type": click.IntRange(min=0),
+            "default": 0,
+            "envvar": "BENCH_SEED",
+            "help": "Seed of arrivals, lengths and prompts.",
+        },
+    ),
+    (
+        ("--processes",),
+        {
+            "type": click.IntRange(min=0),
+            "default": 0,
+            "help": "Worker processes of the sender (default: the config's).",
+        },
+    ),
+    (
+        ("--run-dir",),
+        {"type": click.Path(path_type=Path), "default": None, "help": "Folder for this run; default runs/<time>-<id>."},
+    ),
+    (
+        ("--lang",),
+        {"type": click.Choice(LANGUAGES), "default": "en", "show_default": True, "help": "Language of the report."},
+    ),
+    (("--json", "as_json"), {"is_flag": True, "help": "One line of JSON on standard output at the end."}),
+    (("--quiet", "-q"), {"is_flag": True, "help": "Only the result."}),
+)
+
+
+def load_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of a job to a command; they arrive as keywords of `JobOptions`."""
+    for flags, settings in reversed(LOAD):
+        function = click.option(*flags, **settings)(function)
+    return function
