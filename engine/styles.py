@@ -54,7 +54,6 @@ class MixedStyle:
         """Choose the step: running requests, then swapped, then waiting ones."""
         before = len(plan.preempted)
         budget = self._run(plan, now_s)
-        core = self.core
         if len(plan.preempted) > before:
             plan.stop = "preempted"
         else:

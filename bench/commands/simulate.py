@@ -65,11 +65,12 @@ CHUNK_ROWS = 4096
               help="Folder for this run; default runs/<time>-<id>.")
 @click.option("--lang", type=click.Choice(["en", "zh-CN"]), default="en", show_default=True,
               help="Language of the report.")
+@click.option("--no-report", is_flag=True, help="Write requests, stages and gauge only; no analysis, no report.")
 @click.option("--json", "as_json", is_flag=True, help="One line of JSON on standard output at the end.")
 @click.option("--quiet", "-q", is_flag=True, help="Only the result.")
 def command(config: Path, shape: str, qps: str, stage_duration: float, repeats: int, seed: int, sets: tuple[str, ...],
             trace: Path | None, rate_scale: float | None, old: Path | None, compare: Path | None, seeds: int,
-            run_dir: Path | None, lang: str, as_json: bool, quiet: bool) -> None:
+            run_dir: Path | None, lang: str, no_report: bool, as_json: bool, quiet: bool) -> None:
     """Simulate and exit with the verdict's code."""
     from bench.commands.job import JobError, JobOptions, _Console, finish_run
     from bench.config import ConfigError
@@ -87,7 +88,7 @@ def command(config: Path, shape: str, qps: str, stage_duration: float, repeats: 
             _compare(options, overrides, compare, seeds, say)
             sys.exit(0)
         folder = _simulate(options, overrides, old, say)
-        code = finish_run(folder, lang=lang, say=say)
+        code = 0 if no_report else finish_run(folder, lang=lang, say=say)
     except ConfigError as error:
         say.error(str(error))
         sys.exit(USAGE_EXIT)

@@ -152,7 +152,7 @@ def attainment(policy, qps, classes=None, seeds=3, seconds=120, **more):
         times = np.sort(rng.uniform(0, seconds, n)).tolist()
         prompts, outputs = rng.integers(100, 2001, n).tolist(), np.maximum(1, rng.lognormal(6, 0.6, n)).astype(int).tolist()
         names = [("tight", "loose")[k] for k in rng.integers(0, 2, n)] if classes else [""] * n
-        out = drive(config, times, lambda i: Request(  # noqa: B023
+        out = drive(config, times, lambda i: Request(
             str(i), times[i], prompts[i], outputs[i], outputs[i], index=i, request_class=names[i]), seed=seed)  # noqa: B023
         limit = np.array([config.spec(name).ttft_deadline_s for name in names])
         met += int(np.sum(np.array(out.first_s) - times <= limit))
