@@ -31,6 +31,7 @@ from gevent.event import Event
 from locust.env import Environment
 
 from bench import __version__
+from bench.config.limits import passed_limit
 from bench.records.collect import Collector
 from bench.records.packing import unpack
 from bench.records.request import RequestRow
@@ -265,7 +266,7 @@ class Conductor:
         if self._stop.is_set():
             return
         sent, tokens_in, tokens_out = self.collector.totals()
-        hit = over_limit(settings["limits"], sent, tokens_in, tokens_out, now_s() - self._t0_s)
+        hit = passed_limit(settings["limits"], sent, tokens_in, tokens_out, now_s() - self._t0_s)
         if hit:
             self.collector.problem(f"stopped in order: {hit}")
             self.interrupt("limit")
@@ -566,25 +567,6 @@ def say(event: str, **data: Any) -> None:
             print("@bench " + json.dumps({"event": event, **data}), flush=True)
         except OSError:  # the parent is gone; `Wiring` ends the run in order
             os.environ.pop("BENCH_PROGRESS", None)
-
-
-def over_limit(limits: dict[str, Any], sent: int, input_tokens: int, output_tokens: int, elapsed_s: float) -> str:
-    """The first limit that is passed, as a sentence; empty when none is."""
-    cost = (
-        input_tokens * (limits.get("price_per_million_input_tokens") or 0.0)
-        + output_tokens * (limits.get("price_per_million_output_tokens") or 0.0)
-    ) / 1e6
-    checks = (
-        ("max_requests", sent, "requests sent"),
-        ("max_tokens", input_tokens + output_tokens, "tokens used"),
-        ("max_cost", cost, "cost so far"),
-        ("max_duration_sec", elapsed_s, "seconds run"),
-    )
-    for key, value, words in checks:
-        limit = limits.get(key)
-        if limit is not None and value >= limit:
-            return f"limits.{key} is {limit}, {words}: {value:.6g}"
-    return ""
 
 
 def _shown(marks: set[str]) -> str:

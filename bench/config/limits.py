@@ -7,6 +7,8 @@ Does not: count what was sent; who sends compares that with the same numbers.
 
 from __future__ import annotations
 
+from typing import Any
+
 from dataclasses import dataclass
 
 from bench.config.errors import Problem
@@ -61,3 +63,25 @@ def limit_problems(config: Config, expected: Expectation) -> list[Problem]:
                 )
             )
     return problems
+
+
+def passed_limit(limits: dict[str, Any], sent: int, input_tokens: int, output_tokens: int, elapsed_s: float) -> str:
+    """The first ceiling that a running load has passed, as a sentence; empty when none is.
+
+    limits: the section as a dict; a missing price counts as 0.
+    """
+    money = (
+        input_tokens * (limits.get("price_per_million_input_tokens") or 0.0)
+        + output_tokens * (limits.get("price_per_million_output_tokens") or 0.0)
+    ) / 1e6
+    checks = (
+        ("max_requests", sent, "requests sent"),
+        ("max_tokens", input_tokens + output_tokens, "tokens used"),
+        ("max_cost", money, "cost so far"),
+        ("max_duration_sec", elapsed_s, "seconds run"),
+    )
+    for name, value, words in checks:
+        ceiling = limits.get(name)
+        if ceiling is not None and value > ceiling:  # a plan that just reaches it may run to its end
+            return f"limits.{name} is {ceiling:g}, {words}: {value:.6g}"
+    return ""

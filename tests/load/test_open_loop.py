@@ -173,3 +173,19 @@ def test_a_closed_loop_keeps_its_concurrency(run_locust: Any) -> None:
     spans = sorted((float(r["sent_s"]), float(r["done_s"])) for r in rows)
     assert max(sum(a <= at < b for a, b in spans) for at, _ in spans) <= 4
     assert len(rows) > 40  # four users, answers of some 20 ms
+
+
+def test_a_limit_stops_a_running_load_in_order(run_locust: Any, config_file: Path, tmp_path: Path) -> None:
+    """Plain Locust does not ask before it starts; the conductor stops what passes a ceiling."""
+    config = json.loads(config_file.read_text(encoding="utf-8"))
+    config["limits"] = {"max_requests": 20}
+    path = tmp_path / "limited.json"
+    path.write_text(json.dumps(config), encoding="utf-8")
+    ran = run_locust("--bench-config", str(path))
+    first, second = ran.rows("stages.csv")
+    rows = ran.rows()
+    assert ran.code == 4 and any("limits.max_requests is 20" in p for p in ran.run()["problems"])
+    assert first["marks"] == "limit" and "not_run" in second["marks"] and len(rows) == int(first["planned"])
+    sent = [row for row in rows if row["status"] != "unsent"]
+    assert 20 <= len(sent) <= 26  # looked at five times a second, at 10 arrivals a second
+    assert {row["code"] for row in rows if row["status"] == "unsent"} == {"CL-STOP"}
