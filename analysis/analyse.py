@@ -33,6 +33,9 @@ from bench.records.stage import RunInfo, StageRow
 
 SLO_DEFAULTS_MS = {"ttft_deadline_ms": 800.0, "tpot_deadline_ms": 100.0, "p95_target_ms": 2000.0}
 ATTAINMENT_DEFAULT = 0.99
+# Rows that the models read: more do not change a coefficient, and a replay costs 10 µs each.
+MODEL_ROWS = 60_000
+MODEL_ROWS_STAGE = 4_000
 VARYING_SHAPES = ("ramp", "spike")
 
 
@@ -251,17 +254,25 @@ def _model(
 
     c, scheduler = checked.ledger.columns, _section(config, "scheduler")
     stages = []
+    limit = max(MODEL_ROWS // max(len(rows), 1), MODEL_ROWS_STAGE)
     for row, result in zip(rows, results, strict=True):
         public = result.public
         if public.verdict == "EMPTY" or "ramp" in public.marks:
             continue
         mine = np.flatnonzero((c["stage"] == row.stage) & (c["repeat"] == row.repeat))
+        end = row.window_end_s
+        if len(mine) > limit:  # neighbours share steps: keep rows together, and end the window with them
+            mine = mine[np.argsort(c["intended_s"][mine], kind="stable")]
+            first = int(np.searchsorted(c["intended_s"][mine], row.window_start_s))
+            first = max(first - limit // 4, 0)  # enough of the warm-up to know who was in flight
+            mine = mine[first : first + limit]
+            end = min(end, float(c["intended_s"][mine[-1]]))
         prompt = np.where(np.isfinite(c["prompt_tokens"][mine]), c["prompt_tokens"][mine], c["input_tokens"][mine])
         stages.append(StageArrays(
             stage=row.stage, offered_qps=row.offered_qps, send_s=c["sent_s"][mine], first_token_s=c["first_token_s"][mine],
             last_token_s=c["last_token_s"][mine], done_s=c["done_s"][mine], input_tokens=prompt,
             output_tokens=c["output_tokens"][mine], ok=(checked.status[mine] == load.OK) & ~checked.impossible[mine],
-            window_start_s=row.window_start_s, window_end_s=row.window_end_s, intended_s=c["intended_s"][mine],
+            window_start_s=row.window_start_s, window_end_s=end, intended_s=c["intended_s"][mine],
             valid=public.verdict != "INVALID", stationarity=public.stationarity, name=row.name,
         ))  # fmt: skip
     if not stages:

@@ -10,7 +10,7 @@ Does not: use latencies of finished requests as a trend (they are late by themse
 2. SUSPECT: only a trend test fires (1 %, one-sided). Near the knee these tests fire
    in 3-5 % of stable stages, because neighbours depend on each other.
 3. TOO_SHORT: the window is shorter than five times what a request takes, and the
-   growth is not going on in its second half.
+   growth is not going on in its last quarter.
 
 No test can tell a load of .99 from 1.01 in five minutes; nothing here claims to.
 Source: docs/analysis.md "Stationarity".
@@ -76,7 +76,7 @@ def stationarity(
     trend_p = mann_kendall(level)
     verdict = _verdict(
         flow=_flow_rule(imbalance, rise, trend_p, batch),
-        late_flow=_second_half(sent_s, done_s, t0, t1, batch),
+        late_flow=_still_growing(sent_s, done_s, t0, t1),
         strong=trend_p < TREND_P_STRONG and little_residual is not None and little_residual < RESIDUAL_LIMIT,
         weak=trend_p < TREND_P or slope_p < TREND_P,
         residences=residences,
@@ -93,14 +93,16 @@ def _flow_rule(imbalance: float, rise: float, trend_p: float, batch: float | Non
     return imbalance > STRONG_GROWTH and rise > 8 and trend_p < TREND_P
 
 
-def _second_half(sent_s: np.ndarray, done_s: np.ndarray, t0: float, t1: float, batch: float | None) -> bool:
-    """The flow rule on the second half alone, with half the rise: growth that a short start does not explain."""
-    middle = (t0 + t1) / 2
-    arrivals = int(np.count_nonzero((sent_s >= middle) & (sent_s < t1)))
-    departures = int(np.count_nonzero((done_s >= middle) & (done_s < t1)))
-    return arrivals > 0 and (arrivals - departures) / arrivals > FLOW_LIMIT and (
-        arrivals - departures > (batch or DEFAULT_BATCH) / 2
-    )
+def _still_growing(sent_s: np.ndarray, done_s: np.ndarray, t0: float, t1: float) -> bool:
+    """Arrivals exceed departures in the last quarter too, by three standard deviations: no mere start.
+
+    A system that fills up from empty has its departures catch up; an overloaded one never does.
+    """
+    begin = t1 - (t1 - t0) / 4
+    arrivals = int(np.count_nonzero((sent_s >= begin) & (sent_s < t1)))
+    departures = int(np.count_nonzero((done_s >= begin) & (done_s < t1)))
+    gap = arrivals - departures
+    return gap > FLOW_LIMIT * arrivals and gap > 3 * math.sqrt(arrivals + departures)
 
 
 def _verdict(*, flow: bool, late_flow: bool, strong: bool, weak: bool, residences: float) -> str:
