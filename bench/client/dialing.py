@@ -17,6 +17,7 @@ import os
 import socket
 import ssl
 import time
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies_environment, proxy_bypass_environment
@@ -137,13 +138,14 @@ class Dialer:
     """Opens connections to one service."""
 
     def __init__(self, hub: Any, host: str, port: int, *, context: ssl.SSLContext | None, proxy: Proxy | None,
-                 receive_buffer_bytes: int | None, dns_cache_s: float) -> None:
+                 receive_buffer_bytes: int | None, dns_cache_s: float, watch: Callable[[int], Any]) -> None:
         self._hub = hub
         self._host, self._port = host, port
         self._context = context
         self._proxy = proxy
         self._receive_buffer_bytes = receive_buffer_bytes
         self._dns_cache_s = dns_cache_s
+        self._watch = watch
         self._addresses: list[Address] = []
         self._addresses_until_s = 0.0
         self._lookup: gevent.Greenlet | None = None
@@ -221,7 +223,7 @@ class Dialer:
             sock.close()
             raise
         connection = Connection(sock, kernel=kernel)
-        watcher = self._hub.loop.io(connection.fd, READ)
+        watcher = self._watch(connection.fd)
         connection.watcher = watcher
 
         def close_watcher() -> None:

@@ -26,9 +26,10 @@ import gevent
 from gevent.event import AsyncResult
 
 from bench.client.answer import AnswerOptions, AnswerReader
-from bench.client.dialing import Dialer, Gate, Proxy, Stopped
+from bench.client.dialing import READ, Dialer, Gate, Proxy, Stopped
 from bench.client.endpoint import Endpoint
 from bench.client.errors import ChannelError
+from bench.client.gather import Gatherer
 from bench.client.kernel_time import KernelClock, StampKeeper
 from bench.client.loop_lag import LoopLag
 from bench.client.outcome import Outcome
@@ -113,9 +114,12 @@ class Transport:
         self.hub = gevent.get_hub()
         self.endpoint = endpoint
         self.options = options = options or TransportOptions()
-        proxy = _proxy(options.proxy)
+        proxy, context = _proxy(options.proxy), _context(endpoint, options)
+        self._keeper = StampKeeper()
+        self.kernel_stamps = self._keeper.working
+        self._gatherer = Gatherer(self.hub) if self.kernel_stamps else None
         self._dialer = Dialer(
-            self.hub, endpoint.host, endpoint.port, context=_context(endpoint, options), proxy=proxy,
+            self.hub, endpoint.host, endpoint.port, context=context, proxy=proxy, watch=self._watch_fd,
             receive_buffer_bytes=options.receive_buffer_bytes, dns_cache_s=options.dns_cache_s)
         self._absolute = proxy is not None and endpoint.scheme == "http"
         self._fields = _fields(endpoint, options, api_key)
@@ -125,8 +129,6 @@ class Transport:
         self.clock = KernelClock()
         self.lag = LoopLag(self.hub)
         self.pool = IdlePool(options.idle_reuse_s, options.max_idle)
-        self._keeper = StampKeeper()
-        self.kernel_stamps = self._keeper.working
         self.lazy_reading = options.read != "prompt" and self.kernel_stamps
         # The limits of a stream are looked at this often, besides when one is due.
         self.look_s = min(LOOK_S, options.connect_timeout_s, options.first_token_timeout_s, options.idle_timeout_s,
@@ -241,6 +243,8 @@ class Transport:
         self.pool.close()
         self.lag.close()
         self._keeper.close()
+        if self._gatherer is not None:
+            self._gatherer.close()
         for timer in (self._drain_timer, self._limit_timer, self._pool_timer):
             timer.stop()
             timer.close()
@@ -260,6 +264,10 @@ class Transport:
         connection = self._dialer.open(gate)
         self.counts.opened += 1
         return connection
+
+    def _watch_fd(self, fd: int) -> Any:
+        """A watcher of a connection: gathered where stamps give the time, at once elsewhere."""
+        return self.hub.loop.io(fd, READ) if self._gatherer is None else self._gatherer.watch(fd)
 
     def forget(self, stream: Stream) -> None:
         """The stream is done."""

@@ -1,0 +1,130 @@
+"""Readiness of many sockets, gathered: at high rates one wake-up of the loop serves all that came in a millisecond.
+
+Input: descriptors with a callback each. Output: the callbacks, called in the hub when their descriptor is readable.
+Does not: read. Used only where the kernel stamps arrivals, so that reading up to `GATHER_S` later moves no time.
+
+1. After a quiet time the first readable descriptor is served at once.
+2. While they follow each other faster than `GATHER_S`, they are served together, every `GATHER_S`.
+3. Timers of the loop (the pacer's) are not delayed: nothing here blocks.
+Reason: a wake-up of a sleeping process costs 20-40 microseconds of CPU on a virtual machine, five times the read of
+an event; gathering took a promptly read stream of 28,000 events per second from 15 to 9 microseconds an event. Network
+cards and their drivers do the same (interrupt moderation).
+"""
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from gevent.monkey import get_original
+
+# Half of the smallest gap that the burst statistic tells apart (1 ms) would be 0.5 ms; two events of one stream that
+# are gathered are under 1 ms apart, which is what the statistic says about them.
+GATHER_S = 0.001
+READ = 1
+
+
+class Watch:
+    """One descriptor; `start` and `stop` as a gevent io watcher has them."""
+
+    __slots__ = ("_fd", "_gatherer")
+
+    def __init__(self, gatherer: Gatherer, fd: int) -> None:
+        self._gatherer = gatherer
+        self._fd = fd
+
+    def start(self, callback: Callable[[], None]) -> None:
+        """Call back while the descriptor is readable."""
+        self._gatherer.add(self._fd, callback)
+
+    def stop(self) -> None:
+        """Call back no more."""
+        self._gatherer.remove(self._fd)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class Gatherer:
+    """All watched descriptors of a transport in one epoll set, which the loop watches as one descriptor."""
+
+    def __init__(self, hub: Any) -> None:
+        # Locust's patching takes `epoll` out of `select`; ours never blocks, so the original is right.
+        self._epoll = get_original("select", "epoll")()
+        self._hub = hub
+        self._callbacks: dict[int, Callable[[], None]] = {}
+        self._watcher = hub.loop.io(self._epoll.fileno(), READ)
+        self._timer = hub.loop.timer(GATHER_S, GATHER_S)
+        self._watching = False
+        self._gathering = False
+        self._last_s = 0.0
+
+    def watch(self, fd: int) -> Watch:
+        """A watch of the descriptor, not started."""
+        return Watch(self, fd)
+
+    def add(self, fd: int, callback: Callable[[], None]) -> None:
+        """Call back while the descriptor is readable."""
+        if fd not in self._callbacks:
+            self._epoll.register(fd, READ)
+        self._callbacks[fd] = callback
+        if not self._watching and not self._gathering:
+            self._watching = True
+            self._watcher.start(self._readable)
+
+    def remove(self, fd: int) -> None:
+        """Forget the descriptor; must be called before it is closed."""
+        if self._callbacks.pop(fd, None) is None:
+            return
+        self._epoll.unregister(fd)
+        if not self._callbacks:
+            self._rest()
+
+    def _rest(self) -> None:
+        if self._watching:
+            self._watching = False
+            self._watcher.stop()
+        if self._gathering:
+            self._gathering = False
+            self._timer.stop()
+
+    def _readable(self) -> None:
+        """Something came while we waited for it: serve it, and gather if it was soon after the last."""
+        now_s = time.monotonic()
+        soon = now_s - self._last_s < GATHER_S
+        self._last_s = now_s
+        if self._serve() and soon and self._callbacks:
+            self._watching = False
+            self._watcher.stop()
+            self._gathering = True
+            self._timer.again(self._tick)
+
+    def _tick(self) -> None:
+        """Serve what was gathered; after an empty turn wait for the next one directly."""
+        if self._serve():
+            self._last_s = time.monotonic()
+        elif self._gathering:
+            self._gathering = False
+            self._timer.stop()
+            self._watching = True
+            self._watcher.start(self._readable)
+
+    def _serve(self) -> int:
+        """Call back for each readable descriptor; returns how many there were."""
+        ready = self._epoll.poll(0)
+        for fd, _ in ready:
+            callback = self._callbacks.get(fd)
+            if callback is not None:
+                try:
+                    callback()
+                except Exception:
+                    self._hub.handle_error(callback, *sys.exc_info())
+        return len(ready)
+
+    def close(self) -> None:
+        """Stop and free."""
+        self._rest()
+        self._watcher.close()
+        self._timer.close()
+        self._epoll.close()

@@ -1,0 +1,105 @@
+"""Gathered readiness: nothing is lost, nothing comes after a stop, a quiet socket is served at once."""
+from __future__ import annotations
+
+import socket
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+import gevent
+import pytest
+
+from bench.client.gather import GATHER_S, Gatherer
+
+
+@pytest.fixture
+def gatherer() -> Iterator[Gatherer]:
+    made = Gatherer(gevent.get_hub())
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def pairs() -> Iterator[list[tuple[socket.socket, socket.socket]]]:
+    made = [socket.socketpair() for _ in range(20)]
+    for _, reader in made:
+        reader.setblocking(False)
+    yield made
+    for pair in made:
+        for sock in pair:
+            sock.close()
+
+
+def test_every_byte_is_read_whatever_the_rate(gatherer: Gatherer, pairs: list) -> None:
+    got: Counter[int] = Counter()
+    for _, reader in pairs:
+        fd = reader.fileno()
+        gatherer.watch(fd).start(lambda reader=reader, fd=fd: got.update({fd: len(reader.recv(1000))}))
+    for turn in range(60):
+        for writer, _ in pairs[: 1 + turn % 20]:
+            writer.send(b"x")
+        gevent.sleep(0.0 if turn % 3 else 0.003)
+    gevent.sleep(0.05)
+    # Pair k is written to in the turns with turn % 20 >= k: 3 * (20 - k) of 60.
+    assert [got[reader.fileno()] for _, reader in pairs] == [3 * (20 - k) for k in range(20)]
+
+
+def test_a_quiet_socket_is_served_at_once(gatherer: Gatherer, pairs: list) -> None:
+    writer, reader = pairs[0]
+    waits_s = []
+    at: list[float] = []
+    gatherer.watch(reader.fileno()).start(lambda: (reader.recv(10), at.append(time.monotonic())))
+    for _ in range(20):
+        gevent.sleep(0.005)
+        sent_s = time.monotonic()
+        writer.send(b"x")
+        gevent.sleep(0.003)
+        waits_s.append(at[-1] - sent_s)
+    assert sorted(waits_s)[10] < GATHER_S
+
+
+def test_no_call_after_stop_even_from_another_callback(gatherer: Gatherer, pairs: list) -> None:
+    calls: list[int] = []
+    watches = [gatherer.watch(reader.fileno()) for _, reader in pairs]
+
+    def stop_all(k: int) -> None:
+        calls.append(k)
+        for watch in watches:
+            watch.stop()
+
+    for k, watch in enumerate(watches):
+        watch.start(lambda k=k: stop_all(k))
+    for writer, _ in pairs:
+        writer.send(b"x")
+    gevent.sleep(0.02)
+    assert len(calls) == 1
+    watches[3].start(lambda: (calls.append(3), watches[3].stop()))  # level-triggered: the byte is still there
+    gevent.sleep(0.02)
+    assert calls[1:] == [3]
+
+
+def test_a_callback_that_raises_does_not_stop_the_others(gatherer: Gatherer, pairs: list,
+                                                         capsys: pytest.CaptureFixture[str]) -> None:
+    served = []
+
+    def serve(reader: socket.socket, k: int) -> None:
+        reader.recv(10)
+        served.append(k)
+        if k == 0:
+            raise RuntimeError("a bug in a callback")
+
+    for k, (_, reader) in enumerate(pairs):
+        gatherer.watch(reader.fileno()).start(lambda reader=reader, k=k: serve(reader, k))
+    for writer, _ in pairs:
+        writer.send(b"x")
+    gevent.sleep(0.02)
+    assert sorted(served) == list(range(20))
+    assert "a bug in a callback" in capsys.readouterr().err
+
+
+def test_the_loop_may_end_when_nothing_is_watched(gatherer: Gatherer, pairs: list) -> None:
+    watch = gatherer.watch(pairs[0][1].fileno())
+    watch.start(lambda: None)
+    watch.stop()
+    watch.stop()
+    assert not gatherer._watcher.active and not gatherer._timer.active
