@@ -83,7 +83,7 @@ def test_imports_follow_the_table(path: Path) -> None:
 def _transport_files() -> dict[str, set[str]]:
     """The files of the client that are the transport: only they know gevent."""
     return {
-        "gevent": {"transport.py", "stream.py", "pool.py", "dialing.py", "sockets.py", "loop_lag.py", "draining.py"}
+        "gevent": {"transport.py", "stream.py", "pool.py", "dialing.py", "sockets.py", "loop_lag.py", "gather.py"}
     }
 
 
