@@ -16,13 +16,14 @@ Definitions: docs/metrics.md.
 """
 from __future__ import annotations
 
-import math
 import zlib
 from dataclasses import dataclass
 from typing import Any
 
 from bench.client.chat import CONTENT, REASONING, TOOL, ChatReader
 from bench.client.errors import ProtocolError
+from bench.client.gaps import Gaps
+from bench.client.heaps import HeapCounter
 from bench.client.http1 import SIZE, SIZES, ResponseParser
 from bench.client.outcome import Fault, Outcome, classify, error_parts, fault, is_burst, retry_after
 from bench.client.redact import redact
@@ -39,8 +40,9 @@ TIMELINE_MAX = 20_000
 # What the body turned out to be; UNKNOWN until its first byte that is no white space.
 UNKNOWN, EVENTS, JSON_BODY, REFUSAL, PLAIN, TEXT = range(6)
 
-# Gaps are counted in bins of 2 % width from 1 microsecond on.
-_LOG_BIN = math.log(1.02)
+# Finish reasons that need no redaction (it costs as much as ten events).
+_USUAL_FINISH = frozenset({"stop", "length", "tool_calls", "end_turn", "max_tokens"})
+_NAMED_BY = ((b'"error":{', "error"), (b'"usage":{', "usage"), (b'"finish_reason":"', "finish"), (b'"role"', "role"))
 _KIND_NAMES = {CONTENT: "content", REASONING: "reasoning", TOOL: "tool_call"}
 
 
@@ -67,11 +69,12 @@ _DEFAULT = AnswerOptions()
 class AnswerReader:
     """State of one answer; feed it until `complete`, or end it with `eof` or `fail`."""
 
-    __slots__ = ("options", "pinned_tokens", "send_at", "first_output", "complete", "body", "done_marker_at", "lazy",
-                 "_http", "_sse", "_chat", "_kind", "_plain_path", "_inflate", "_inflated", "_fault", "_headers_at",
-                 "_first_at", "_content_at", "_last_at", "_done_at", "_at", "_bytes", "_reads", "_read_outputs",
-                 "_first_read_chunks", "_gaps", "_gap_max", "_gaps_short", "_bins", "_rest", "_needle", "_needle_empty",
-                 "_needle_kind", "_finish", "_last_output", "_events", "_protocol_broken")  # fmt: skip
+    __slots__ = (
+        "options", "pinned_tokens", "send_at", "first_output", "complete", "body", "done_marker_at", "lazy", "_http",
+        "_sse", "_chat", "_kind", "_plain_path", "_inflate", "_inflated", "_fault", "_headers_at", "_first_at",
+        "_content_at", "_last_at", "_done_at", "_at", "_bytes", "_reads", "_read_outputs", "_first_read_chunks",
+        "_gaps", "_heaps", "_rest", "_last_output", "_events", "_protocol_broken",
+    )  # fmt: skip
 
     def __init__(self, options: AnswerOptions | None = None, *, pinned_tokens: int | None = None) -> None:
         self.options = options = options or _DEFAULT
@@ -101,15 +104,9 @@ class AnswerReader:
         self._reads = 0
         self._read_outputs = 0
         self._first_read_chunks = 0
-        self._gaps = 0
-        self._gap_max = 0.0
-        self._gaps_short = 0
-        self._bins: dict[int, int] = {}
+        self._gaps = Gaps()
         self._rest = b""
-        self._needle: bytes | None = None
-        self._needle_empty = b""
-        self._needle_kind = CONTENT
-        self._finish = b""
+        self._heaps = HeapCounter()
         self._last_output = b""
         self._events: list[dict[str, Any]] = []
 
@@ -161,7 +158,7 @@ class AnswerReader:
                         self._output(found, at)
                         self._last_output = data
                     else:
-                        self._gap(at - self._last_at)
+                        self._gaps.add(at - self._last_at)
                         self._last_at = at
                 elif self._chat.done and self.done_marker_at is None:
                     self.done_marker_at = at
@@ -215,7 +212,7 @@ class AnswerReader:
         if encoding in ("gzip", "x-gzip", "deflate"):
             self._inflate = zlib.decompressobj(wbits=47 if encoding != "deflate" else 15)
         elif encoding not in ("", "identity"):
-            raise ProtocolError("SC-ENCODING", f"the answer is compressed with {encoding[:40]!r}, which was not asked for")
+            raise ProtocolError("SC-ENCODING", f"the answer is compressed with {encoding[:40]!r}: not asked for")
         if not 200 <= (http.status or 0) < 300:
             self._kind = REFUSAL
         elif self.options.plain:
@@ -280,7 +277,7 @@ class AnswerReader:
             self._reads += self._read_outputs == 0
             self._output(found, at)
             self._last_output = data if len(data) < 65_536 else b""
-            self._needle = None  # learnt again from this event when the next heap comes
+            self._heaps.needle = None  # learnt again from this event when the next heap comes
         if chat.done and not was_done:
             self.done_marker_at = at
         if self.options.timeline and data:
@@ -293,24 +290,12 @@ class AnswerReader:
             self._first_at = at
             self.first_output = True
         elif not self.lazy:
-            self._gap(at - self._last_at)
+            self._gaps.add(at - self._last_at)
         if found & CONTENT and self._content_at is None:
             self._content_at = at
         self._last_at = at
         if self._reads <= 1:
             self._first_read_chunks = self._read_outputs
-
-    def _gap(self, gap_s: float) -> None:
-        self._gaps += 1
-        if gap_s < 0.001:
-            self._gaps_short += 1
-            if gap_s < 1e-6:
-                self._bins[0] = self._bins.get(0, 0) + 1
-                return
-        if gap_s > self._gap_max:
-            self._gap_max = gap_s
-        place = int(math.log(gap_s * 1e6) / _LOG_BIN) + 1
-        self._bins[place] = self._bins.get(place, 0) + 1
 
     # --- lazy reading ---
 
@@ -323,96 +308,29 @@ class AnswerReader:
             return True
         self.lazy = True
         self._bytes += len(data)
-        needle = self._needle
-        if needle is None:
-            self._learn()
-            needle = self._needle
-        if needle is None or not self._plain_path or self._chat.done:
+        heaps = self._heaps
+        if heaps.needle is None and self._last_output and not self._chat.several:
+            heaps.learn(self._last_output)
+            self._last_output = b""
+        if heaps.needle is None or not self._plain_path or self._chat.done:
             return self._parse(data, at)
         if self._rest:
             data = self._rest + data
             self._rest = b""
-        # Walk over whole chunks that hold whole events, without copying them.
-        n = len(data)
-        pos = 0
-        starts: list[int] = []
-        find, begins, size_of = data.find, data.startswith, SIZES.get
-        odd = False
-        while pos < n:
-            end = find(b"\r\n", pos, pos + 18)
-            size = size_of(data[pos:end]) if end > 0 else None
-            if not size:
-                odd = end > 0 or n - pos >= 18
-                break
-            after = end + size + 4
-            if after > n:
-                break
-            if not (begins(b"data: ", end + 2) and begins(b"\n\n\r\n", after - 4)):
-                odd = True
-                break
-            starts.append(pos)
-            pos = after
-        stop = self._count(data, starts, pos, at)
-        rest = data[pos:]
-        if odd or stop < pos or b"\n\n" in rest:
-            # Parsed: finish, usage, [DONE] and the last chunk, a heap that is not alike, or an event that has ended
-            # in a chunk that has not (it must not wait for the next heap and get its time).
+        starts, end, unusual = heaps.walk(data)
+        events, last, stop = heaps.count(data, starts, end)
+        if events:
+            self._at = at
+            self._chat.count_alike(events - 1, heaps.kind)
+            found = self._chat.event(last)
+            self._reads += 1
+            self._read_outputs = 0
+            self._output(found or heaps.kind, at)
+        if unusual or stop < end:
+            # Finish, usage, [DONE] and the last chunk, or a heap that is not alike.
             return self._parse(data[stop:], at)
-        self._rest = rest
+        self._rest = data[end:]
         return False
-
-    def _count(self, data: bytes, starts: list[int], stop: int, at: float) -> int:
-        """Count the output events of the chunks that begin at `starts` and end at `stop`; return how far it got.
-
-        An event is an output event like the ones before when the needle (`"content":"`, as this service writes it)
-        is in it and no closing quote follows at once. Inside a JSON string every quote has a backslash before it, so
-        generated text cannot contain the needle. Only when there is exactly one hit for every event is the number
-        taken; a hidden error or finish reason sends the heap to the parser.
-        """
-        needle, empty = self._needle, self._needle_empty
-        assert needle is not None
-        alike = len(starts)
-        for _ in range(_TAIL_CHUNKS):
-            if not alike:
-                return 0
-            begin = starts[alike - 1]
-            if data.find(needle, begin, stop) >= 0 and data.find(empty, begin, stop) < 0:
-                break
-            alike -= 1
-            stop = begin
-        else:
-            return 0
-        hits = data.count(needle, 0, stop)
-        if hits != alike and hits != data.count(b"\n\n", 0, stop):
-            return 0
-        last = data.rfind(b"\ndata: ", 0, stop)
-        if data.find(empty, 0, stop) >= 0 or data.find(b'"error"', 0, stop) >= 0 or data.find(self._finish, 0, last) >= 0:
-            return 0
-        chat = self._chat
-        chat.count_alike(hits - 1, self._needle_kind)
-        self._at = at
-        self._read_outputs = 0
-        found = chat.event(data[last + 7 : stop - 4])
-        self._reads += 1
-        self._output(found or self._needle_kind, at)
-        return stop
-
-    def _learn(self) -> None:
-        """Choose what to search for from the last output event; no needle when the format is not that simple."""
-        self._needle = None
-        data = self._last_output
-        if self._chat.several or self.options.keep_text:
-            return
-        found = [
-            (key + colon, kind)
-            for key, kind in _NEEDLE_KEYS
-            for colon in (b':"', b': "')
-            if data.count(key + colon) == 1 and key + colon + b'"' not in data
-        ]
-        if len(found) == 1:
-            self._needle, self._needle_kind = found[0]
-            self._needle_empty = self._needle + b'"'
-            self._finish = b'"finish_reason": "' if self._needle.endswith(b' "') else b'"finish_reason":"'
 
     # --- ends ---
 
@@ -499,7 +417,7 @@ class AnswerReader:
             tokens, source = chat.outputs, "chunks"
         outcome = Outcome(
             http_status=self.http_status,
-            finish_reason=redact(chat.finish, self.options.secrets, 40) if chat.finish else None,
+            finish_reason=self._finish_reason(),
             send_at=self.send_at,
             headers_at=self._headers_at,
             first_token_at=self._first_at,
@@ -526,33 +444,27 @@ class AnswerReader:
         if found is not None:
             outcome.status, outcome.code, outcome.error_kind = found.status, found.code, found.error_kind
             outcome.detail = found.detail
-        if http.has_head:
+        if http.has_head and found is not None:
             outcome.retry_after_s = retry_after(http.headers)
-        if self._gaps and not self.lazy:
-            self._gap_statistics(outcome)
+        gaps = self._gaps
+        if gaps.count and not self.lazy:
+            assert self._first_at is not None
+            outcome.itl_mean_s = max(self._last_at - self._first_at, 0.0) / gaps.count
+            outcome.itl_p99_s, outcome.itl_max_s = gaps.p99_s(), gaps.max_s
+            outcome.itl_under_1ms_ratio = gaps.under_1ms_ratio
         self._set_flags(outcome)
         return outcome
+
+    def _finish_reason(self) -> str | None:
+        finish = self._chat.finish
+        if not finish or finish in _USUAL_FINISH:
+            return finish or None
+        return redact(finish, self.options.secrets, 40)
 
     def outcome_fields(self) -> dict[str, Any]:
         """The same as `outcome`, by field name."""
         outcome = self.outcome()
         return {name: getattr(outcome, name) for name in Outcome.__slots__}
-
-    def _gap_statistics(self, outcome: Outcome) -> None:
-        """Gaps between output events. p99: nearest rank over 2 % bins, middle of the bin (1 % off at most)."""
-        assert self._first_at is not None
-        n = self._gaps
-        outcome.itl_mean_s = max(self._last_at - self._first_at, 0.0) / n
-        outcome.itl_max_s = self._gap_max
-        outcome.itl_under_1ms_ratio = self._gaps_short / n
-        rank = n - n // 100  # ceil(0.99 n)
-        seen = 0
-        for place in sorted(self._bins):
-            seen += self._bins[place]
-            if seen >= rank:
-                middle = 1e-6 * math.exp((place - 0.5) * _LOG_BIN) if place else 0.0
-                outcome.itl_p99_s = min(middle, self._gap_max)
-                break
 
     def _set_flags(self, outcome: Outcome) -> None:
         chat, flags = self._chat, outcome.flags
@@ -580,11 +492,6 @@ class AnswerReader:
             self._events.append({"at": self._at, "what": what, **facts})
 
 
-# Chunks without output at the end of a heap: finish, usage, and some to spare.
-_TAIL_CHUNKS = 6
-_NEEDLE_KEYS = ((b'"content"', CONTENT), (b'"text"', CONTENT), (b'"reasoning_content"', REASONING), (b'"reasoning"', REASONING))
-
-
 def classify_text(body: bytes, secrets: tuple[str, ...]) -> Fault:
     """A page of HTML or text with status 200 where an event stream was asked for."""
     message, _ = error_parts(bytes(body))
@@ -599,7 +506,8 @@ def _name_of(found: int, data: bytes) -> str:
     text = data.strip()
     if text == b"[DONE]":
         return "done"
-    for needle, name in ((b'"error":{', "error"), (b'"usage":{', "usage"), (b'"finish_reason":"', "finish"), (b'"role"', "role")):
-        if needle in text.replace(b": ", b":"):
+    compact = text.replace(b": ", b":")
+    for needle, name in _NAMED_BY:
+        if needle in compact:
             return name
     return "other"

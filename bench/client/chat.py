@@ -35,9 +35,11 @@ _FAILED_FINISH = {"error", "abort", "cancelled", "canceled"}
 class ChatReader:
     """State of one answer's events."""
 
-    __slots__ = ("chunks", "outputs", "content_chunks", "ttft_chunk", "ttfo_chunk", "finish", "done", "after_done", "fault",
-                 "prompt_tokens", "cached_tokens", "output_tokens", "timings", "saw_choices", "several", "odd", "text",
-                 "reasoning", "tool_calls", "_open", "_keep", "_kept", "_secrets")  # fmt: skip
+    __slots__ = (
+        "chunks", "outputs", "content_chunks", "ttft_chunk", "ttfo_chunk", "finish", "done", "after_done", "fault",
+        "prompt_tokens", "cached_tokens", "output_tokens", "timings", "saw_choices", "several", "odd", "text",
+        "reasoning", "tool_calls", "_open", "_keep", "_kept", "_secrets",
+    )  # fmt: skip
 
     def __init__(self, *, keep_text: bool = False, secrets: tuple[str, ...] = ()) -> None:
         self.chunks = 0  # events with data, without [DONE]
@@ -71,6 +73,8 @@ class ChatReader:
 
     def event(self, data: bytes, kind: str = "message") -> int:
         """Take the data field of one event; return the kinds of output in it as bits (CONTENT, REASONING, TOOL)."""
+        if len(data) == 6 and data == DONE_MARK:
+            return self._not_json(data, kind)
         try:
             obj = _loads(data)
         except orjson.JSONDecodeError:
@@ -260,7 +264,8 @@ class ChatReader:
         if isinstance(calls, list):
             for place, call in enumerate(calls[:_CHOICES_MAX]):
                 if isinstance(call, dict):
-                    found |= self._tool(call.get("function") or call.get("custom"), call.get("index", place), call.get("id"))
+                    function = call.get("function") or call.get("custom")
+                    found |= self._tool(function, call.get("index", place), call.get("id"))
         function = delta.get("function_call")
         if isinstance(function, dict):
             found |= self._tool(function, 0, None)
@@ -272,7 +277,8 @@ class ChatReader:
             return self._content(text)
         thinking = part.get("thinking")
         if isinstance(thinking, list):
-            thinking = "".join(p.get("text", "") for p in thinking if isinstance(p, dict) and isinstance(p.get("text"), str))
+            texts = (piece.get("text") for piece in thinking if isinstance(piece, dict))
+            thinking = "".join(text for text in texts if isinstance(text, str))
         return self._think(thinking) if isinstance(thinking, str) and thinking else NOTHING
 
     def _content(self, text: str) -> int:
@@ -344,10 +350,11 @@ class ChatReader:
                 return self._tool({"arguments": delta}, obj.get("output_index", 0), None)
             return self._content(delta)
         item = obj.get("item")
-        if event_type == "response.output_item.added" and isinstance(item, dict) and item.get("type") == "function_call":
+        added = event_type == "response.output_item.added" and isinstance(item, dict)
+        if added and item.get("type") == "function_call":
             return self._tool({"name": item.get("name")}, obj.get("output_index", 0), None)
         response = obj.get("response")
-        if isinstance(response, dict) and event_type in ("response.completed", "response.incomplete", "response.failed"):
+        if isinstance(response, dict) and event_type in _RESPONSE_ENDS:
             self._response_end(response)
         return NOTHING
 
@@ -361,7 +368,8 @@ class ChatReader:
         if isinstance(usage, dict):
             self._usage(usage)
         if status == "failed" or response.get("error"):
-            self.fault = self.fault or classify_error_object(response.get("error"), streamed=True, secrets=self._secrets)
+            error = response.get("error")
+            self.fault = self.fault or classify_error_object(error, streamed=True, secrets=self._secrets)
 
     def _responses_body(self, obj: dict[str, Any]) -> int:
         """A `responses` answer that was not streamed."""
@@ -422,6 +430,7 @@ class ChatReader:
             self.finish = reason[:40]
 
 
+_RESPONSE_ENDS = ("response.completed", "response.incomplete", "response.failed")
 _MESSAGES_EVENTS = {"message", "message_start", "message_delta", "message_stop", "content_block_start",
                     "content_block_delta", "content_block_stop", "ping"}  # fmt: skip
 

@@ -19,7 +19,8 @@ from bench.client.errors import ChannelError
 DEFAULT_PORTS = {"http": 80, "https": 443}
 _VERSION = re.compile(r"v\d{1,3}(?:(?:alpha|beta)\d*)?$")
 _ENDPOINTS = ("/chat/completions", "/completions", "/responses", "/messages", "/models")
-_LABELS = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_-]*[A-Za-z0-9_])?(?:\.[A-Za-z0-9_](?:[A-Za-z0-9_-]*[A-Za-z0-9_])?)*\.?$")
+_LABEL = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]*[A-Za-z0-9_])?"
+_LABELS = re.compile(rf"{_LABEL}(?:\.{_LABEL})*\.?$")
 _PATH = re.compile(r"[A-Za-z0-9\-._~!$&'()*+,;=:@/%]*$")
 EXAMPLE = "http://127.0.0.1:8000/v1"
 
@@ -81,7 +82,7 @@ def _check_parts(parts: SplitResult, text: str) -> None:
     if parts.scheme.lower() not in DEFAULT_PORTS:
         raise _refused(f"has scheme {parts.scheme[:20]!r}", "only http and https are spoken here")
     if parts.username is not None or parts.password is not None:
-        raise _refused("has a user or password in it", "give the key in the environment (BENCH_API_KEY), not in the URL")
+        raise _refused("has a user or password in it", "give the key in the environment (BENCH_API_KEY), not here")
     if parts.query or "?" in text:
         tracking = "tracking parameters" if "utm_" in parts.query.lower() else "a query string"
         raise _refused(
@@ -135,7 +136,7 @@ def check_key(key: str | None, *, needed: bool) -> None:
         if needed:
             raise ChannelError(
                 "CH-KEY-MISSING", "no API key is set" if key is None else "the API key is empty",
-                "export BENCH_API_KEY=... in the shell that starts bench (an assignment without export does not reach it)",
+                "export BENCH_API_KEY=... in the shell that starts bench (without export it does not reach it)",
             )  # fmt: skip
         return
     stray = sorted({name for char, name in _ODD_KEY.items() if char in key})

@@ -142,14 +142,15 @@ def run_preflight(
     resolved: Any, api_key: str | None, *, env: Mapping[str, str] | None = None, idle_requests: int = IDLE_REQUESTS
 ) -> PreflightReport:
     """Return the report on the service of a resolved config (`bench.config.Resolved`); never raises for its faults."""
-    return Preflight(resolved.config, api_key, env if env is not None else os.environ, idle_requests).run()
+    return Preflight(resolved, api_key, env if env is not None else os.environ, idle_requests).run()
 
 
 class Preflight:
     """One run through the checks."""
 
-    def __init__(self, config: Any, api_key: str | None, env: Mapping[str, str], idle_requests: int) -> None:
-        self.config = config
+    def __init__(self, resolved: Any, api_key: str | None, env: Mapping[str, str], idle_requests: int) -> None:
+        config = self.config = resolved.config
+        self.placeholders = {problem.where.split()[-1]: problem for problem in resolved.placeholders()}
         self.key = api_key
         self.env = env
         self.idle_requests = idle_requests
@@ -180,7 +181,13 @@ class Preflight:
 
     # --- the three-piece set ---
 
+    def _refuse_placeholder(self, name: str, key: str, code: str) -> None:
+        """A value of the example config that was never filled in is named before anything is sent."""
+        if problem := self.placeholders.get(key):
+            self._fail(name, code, f"{key} {problem.found}", problem.fix)
+
     def _base_url(self) -> None:
+        self._refuse_placeholder("base URL", "base_url", "CH-URL")
         try:
             self.endpoint = parse_base_url(self.config.base_url)
         except ChannelError as error:
@@ -197,13 +204,15 @@ class Preflight:
             self._fail("API key", error.code, error.message, error.fix)
         if self.key:
             self._add("API key", "ok", f"{len(self.key)} characters")
+        elif self.endpoint.is_local:
+            self._add("API key", "ok", "none is set; a service on this host mostly needs none")
         else:
-            near = "" if self.endpoint.is_local else "; most services away from this host want one"
-            self._add("API key", "note", f"none is set{near}",
-                      fix="" if self.endpoint.is_local else "export BENCH_API_KEY=... in this shell")  # fmt: skip
+            self._add("API key", "note", "none is set; most services away from this host want one",
+                      fix="export BENCH_API_KEY=... in this shell")  # fmt: skip
 
     def _model(self) -> None:
         model = self.config.model
+        self._refuse_placeholder("model", "model", "CH-MODEL")
         if not model.strip():
             self._fail("model", "CH-MODEL", "no model is set", "set model, or BENCH_MODEL in the environment")
         if model != model.strip() or any(char in "\"'\r\n\t" for char in model):

@@ -90,7 +90,9 @@ def _timeline(outcome: Outcome, zero: float) -> list[dict[str, Any]]:
 
 def _answer(outcome: Outcome, hidden: tuple[str, ...]) -> dict[str, Any]:
     """The texts of the answer and where output began, by number of the event."""
-    calls = [{name: redact(text, hidden, TEXT_SHOWN) for name, text in call.items()} for call in outcome.tool_calls or ()]
+    calls = [
+        {name: redact(text, hidden, TEXT_SHOWN) for name, text in call.items()} for call in outcome.tool_calls or ()
+    ]
     return {
         "text": _shown(outcome.text, hidden),
         "reasoning_text": _shown(outcome.reasoning_text, hidden),

@@ -95,7 +95,8 @@ def _refuse(problems: list[Problem], as_json: bool) -> None:
                     "problems": [problem.to_dict() for problem in errors]}  # fmt: skip
         click.echo(json.dumps(document, ensure_ascii=False))
     else:
-        click.echo("\n".join([*(f"FAILED  {problem.text()}" for problem in errors), "", sentence, f"next: {next_step}"]))
+        lines = [f"FAILED  {problem.text()}" for problem in errors]
+        click.echo("\n".join([*lines, "", sentence, f"next: {next_step}"]))
     sys.exit(3 if ours else 2)
 
 

@@ -25,7 +25,7 @@ import click
 @click.option("--config", "config_path", type=click.Path(path_type=Path), help="Config to take settings from.")
 @click.option("--base-url", default="", help="Address of the service, with or without /v1.")
 @click.option("--model", default="", help="Model name to ask for.")
-@click.option("--max-tokens", type=click.IntRange(1, 1_000_000), default=32, show_default=True, help="Length to ask for.")
+@click.option("--max-tokens", type=click.IntRange(1, 1_000_000), default=32, show_default=True, help="Length to ask.")
 @click.option("--prompt", default="Say in a few words why queues grow.", help="What to ask.", show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="One line instead of indented JSON.")
 def command(config_path: Path | None, base_url: str, model: str, max_tokens: int, prompt: str, as_json: bool) -> None:

@@ -246,18 +246,23 @@ def test_an_answer_before_the_request_is_read_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "where", "code"),
-    [
-        ("http://h/api?utm_source=x", "base URL", "CH-URL"),
-        ("h:8000", "base URL", "CH-URL"),
-        ("", "base URL", "CH-URL"),
-    ],
+    ("url", "found"),
+    [("http://h/api?utm_source=x", "tracking parameters"), ("h:8000", "no scheme"), ("http://a b", "a space")],
 )
-def test_the_base_url_is_checked_first(url: str, where: str, code: str) -> None:
+def test_the_base_url_is_checked_first(url: str, found: str) -> None:
     resolved = load_config(None, env={}, overrides={"base_url": "http://127.0.0.1:1", "model": "m"})
     config = resolved.config.model_copy(update={"base_url": url})
     report = run_preflight(type(resolved)(config, {}), None, env={})
-    assert (report.failed.name, report.failed.code) == (where, code)
+    assert (report.failed.name, report.failed.code) == ("base URL", "CH-URL")
+    assert found in report.failed.found
+
+
+def test_values_of_the_example_config_are_named() -> None:
+    report = run_preflight(load_config(ROOT / "configs/scheduler_bench.json", env={}), None, env={})
+    assert (report.failed.name, report.failed.code) == ("base URL", "CH-URL")
+    assert "placeholder" in report.failed.found and "BENCH_BASE_URL" in report.next_step
+    report = check("http://127.0.0.1:1", model="your-model-id")
+    assert (report.failed.name, report.failed.code) == ("model", "CH-MODEL")
 
 
 @pytest.mark.parametrize("key", ["sk-1 2", "sk-1\n", '"sk-12"', "Bearer sk-12"])
@@ -269,10 +274,11 @@ def test_a_key_that_no_header_can_carry_is_refused_before_any_request(key: str) 
     assert "sk-1" not in json.dumps(report.to_dict())
 
 
-def test_no_key_is_a_note_here_and_the_reason_when_the_service_wants_one() -> None:
+def test_no_key_is_said_and_is_the_reason_when_the_service_wants_one() -> None:
     with FakeServer(service()) as server:
         report = check(server.url, key=None)
-    assert report.ok and by_name(report)["API key"].status == "note"
+    assert report.ok and by_name(report)["API key"].found.startswith("none is set")
+    assert by_name(check("http://no-such-host.invalid", key=None))["API key"].status == "note"
     with FakeServer(service(None, plain("401 X", b""))) as server:
         report = check(server.url, key=None)
     assert "no key is set" in report.next_step and "#401-unauthorized" in report.next_step

@@ -11,6 +11,7 @@ follow), `drop_next` (another request is read, then the connection closes withou
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import random
 import re
@@ -187,10 +188,8 @@ def start(port: int = 0, **settings: Any) -> tuple[int, Callable[[], None]]:
     threading.Thread(target=accept_loop, args=(server, Options(**settings)), daemon=True).start()
 
     def stop() -> None:
-        try:
+        with contextlib.suppress(OSError):
             server.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
         server.close()
 
     return server.getsockname()[1], stop
@@ -207,10 +206,8 @@ def main() -> None:
     given = parser.parse_args()
     server = socket.create_server(("127.0.0.1", given.port), backlog=512)
     print("PORT", server.getsockname()[1], flush=True)
-    try:
+    with contextlib.suppress(KeyboardInterrupt):
         accept_loop(server, Options(folder=given.dir, split=given.split, gap_ms=given.gap_ms, scale=given.scale))
-    except KeyboardInterrupt:
-        pass
 
 
 if __name__ == "__main__":
