@@ -70,13 +70,17 @@ class BlockPool:
 
     def take(self, request: Request, count: int) -> None:
         """Give `count` fresh blocks to the request; the caller has checked `free`."""
+        self.take_unnamed(count)
+        request.blocks += count
+        request.room = request.blocks * self.size
+
+    def take_unnamed(self, count: int) -> None:
+        """Take `count` blocks out of the free ones; who holds them is written down elsewhere."""
         if count > self.plain:
             for _ in range(count - self.plain):
                 del self.idle[next(iter(self.idle))]
                 self.plain += 1
         self.plain -= count
-        request.blocks += count
-        request.room = request.blocks * self.size
 
     def index(self, request: Request) -> None:
         """Enter computed full prompt blocks into the cache index.

@@ -52,7 +52,7 @@ class Request:
                  "request_class", "priority", "ttft_deadline_s", "tpot_deadline_s", "predicted_tokens",
                  "prefix_hashes", "target", "computed", "generated", "blocks", "room", "shared", "state", "scheduled_s",
                  "first_token_s", "last_token_s", "done_s", "ready_s", "preemptions", "cached_tokens",
-                 "finish_reason", "reason", "promised", "owed", "swap_blocks", "view", "user")
+                 "finish_reason", "reason", "promised", "owed", "order", "joined", "swap_blocks", "view", "user")
 
     def __init__(
         self, request_id: str, arrival_s: float, prompt_tokens: int, max_tokens: int, output_tokens: int, *,
@@ -95,6 +95,8 @@ class Request:
         self.reason: str | None = None
         self.promised = 0  # blocks that admission counts for it
         self.owed = 0  # tokens of it in the core's backlog
+        self.order = 0  # of admission: running requests stand in this order
+        self.joined = -1  # step of a decode group at which the counters were right; -1 = they are right now
         self.swap_blocks = 0  # blocks held in host memory
         self.view: View | None = None
         self.user: object = None

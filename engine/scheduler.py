@@ -25,6 +25,7 @@ from control.preemption import cheaper_mode
 from engine import styles
 from engine.admission import Door
 from engine.blocks import BlockPool
+from engine.group import DecodeGroup
 from engine.policies import MlfqPolicy, SlackPolicy, make_policy
 from engine.request import ABORTED, FINISHED, REJECTED, RUNNING, SWAPPED, WAITING, Request
 from engine.settings import EngineConfig
@@ -54,7 +55,7 @@ class StepPlan:
     """One step, or `steps` equal ones in pure decode: what is computed."""
 
     __slots__ = ("index", "decode", "prefill", "tokens", "kv_tokens", "swap_s", "preempted", "admitted", "steps",
-                 "stop", "duration_s")
+                 "stop", "duration_s", "grouped")
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -68,6 +69,7 @@ class StepPlan:
         self.steps = 1
         self.stop = ""  # why admission ended: empty | full | blocked | budget | preempted | swapped
         self.duration_s: float | None = None
+        self.grouped = False  # decode is the core's group: its counters are written when a member ends
 
 
 class StepResult:
@@ -129,7 +131,8 @@ class Snapshot:
 class Core:
     """One replica. See the module text for the order of calls."""
 
-    def __init__(self, config: EngineConfig, seed: int | None = None) -> None:
+    def __init__(self, config: EngineConfig, seed: int | None = None, *, grouped: bool = False) -> None:
+        """`grouped`: advance decoding requests as one (faster; their counters are right only when they end)."""
         self.config = config
         self.pool = BlockPool(config.usable_blocks, config.block_size, config.prefix_caching)
         self.times = StepTimes(config, config.seed if seed is None else seed)
@@ -153,6 +156,10 @@ class Core:
         self._sheds = isinstance(self.policy, SlackPolicy) and config.hopeless == "shed"
         self._watermark = int(config.watermark * config.usable_blocks)
         self._style = styles.make_style(self)
+        self._orders = 0
+        simple = config.style != "sglang" and config.policy not in ("mlfq", "fair")
+        self.group = DecodeGroup(config.block_size) if (
+            grouped and simple and not config.long_prefill_token_threshold) else None
         self._plan: StepPlan | None = None
         self._plan_end = 0.0
         self._aborting: list[Request] = []
@@ -205,6 +212,7 @@ class Core:
                 if request not in self._aborting:
                     self._aborting.append(request)
                 return True
+            self.settle()
             self.running.remove(request)
         elif request.state == SWAPPED:
             self.swapped.remove(request)
@@ -214,6 +222,11 @@ class Core:
         self._leave(request, ABORTED, now_s)
         self.counters.aborted += 1
         return True
+
+    def settle(self) -> None:
+        """Make every request's counters right."""
+        if self.group is not None and self.group.active:
+            self.group.settle_all()
 
     def _leave(self, request: Request, state: str, now_s: float) -> None:
         """Forget a live request that is in no queue any more."""
@@ -265,7 +278,7 @@ class Core:
         if not plan.decode and not plan.prefill:
             return None
         plan.tokens = len(plan.decode)
-        plan.kv_tokens = sum([r.computed for r in plan.decode])
+        plan.kv_tokens = self.group.kv if plan.grouped else sum([r.computed for r in plan.decode])  # type: ignore[union-attr]
         for request, count in plan.prefill:
             plan.tokens += count
             plan.kv_tokens += request.computed
@@ -357,6 +370,8 @@ class Core:
             self.started += request.promised
         if request.scheduled_s is None:
             request.scheduled_s = now_s
+        self._orders += 1
+        request.order = self._orders
         self.running.append(request)
         plan.admitted.append(request)
 
@@ -371,7 +386,9 @@ class Core:
         if self._aborting:
             self._commit_aborts(plan, result, now_s)
         finished, steps = result.finished, plan.steps
-        for request in plan.decode:
+        if plan.grouped:
+            finished += self.group.advance(steps, now_s)  # type: ignore[union-attr]
+        for request in () if plan.grouped else plan.decode:
             request.computed += steps
             request.generated = generated = request.generated + steps
             request.last_token_s = now_s
@@ -386,6 +403,8 @@ class Core:
             self.owe(request, 0 if left == 1 and request.generated else left)  # a single last token is a decode
             if left == 0:
                 self._emit_prefilled(request, result, now_s)
+            if plan.grouped and left + (request.generated < request.target) == 1 and request.generated:
+                self.group.join(request)  # type: ignore[union-attr]
         counters = self.counters
         counters.steps += steps
         counters.computed_tokens += plan.tokens * steps
@@ -397,6 +416,8 @@ class Core:
             for request in finished:
                 self._finish(request, now_s)
             self.running = [r for r in self.running if r.state == RUNNING]
+            if plan.grouped:
+                self.group.drop_ended()  # type: ignore[union-attr]
         self._style.after(plan, result)
         return result
 
@@ -416,6 +437,9 @@ class Core:
             result.finished.append(request)
 
     def _commit_aborts(self, plan: StepPlan, result: StepResult, now_s: float) -> None:
+        if plan.grouped:
+            self.settle()
+            plan.grouped, plan.decode = False, list(plan.decode)
         for request in self._aborting:
             if request.state != RUNNING:
                 continue
@@ -467,10 +491,14 @@ class Core:
         if steps <= 1:
             return end
         size, pool = self.config.block_size, self.pool
-        for request in plan.decode:
-            short = request.computed + steps - request.room
-            if short > 0:
-                pool.take(request, (short + size - 1) // size)
+        if plan.grouped:
+            group = self.group
+            pool.take_unnamed(group.blocks(steps) - group.blocks(1))  # type: ignore[union-attr]
+        else:
+            for request in plan.decode:
+                short = request.computed + steps - request.room
+                if short > 0:
+                    pool.take(request, (short + size - 1) // size)
         plan.steps = steps
         plan.duration_s = self.times.stretch_s(steps, base, growth)
         self._plan_end = now_s + plan.duration_s

@@ -53,7 +53,9 @@ class MixedStyle:
     def fill(self, plan: StepPlan, now_s: float) -> None:
         """Choose the step: running requests, then swapped, then waiting ones."""
         before = len(plan.preempted)
-        budget = self._run(plan, now_s)
+        budget = self._run_group(plan)
+        if budget < 0:
+            budget = self._run(plan, now_s)
         if len(plan.preempted) > before:
             plan.stop = "preempted"
         else:
@@ -76,6 +78,45 @@ class MixedStyle:
             self._swap_in(plan, now_s, core.config.max_num_batched_tokens - used)
             if core.swapped:
                 plan.stop = "swapped"
+
+    def _run_group(self, plan: StepPlan) -> int:
+        """Schedule the decode group and the prefills behind it; the budget left, or -1: use the plain loop.
+
+        Only when everything fits: then the order of the plain loop makes no difference.
+        """
+        core = self.core
+        group, running, pool = core.group, core.running, core.pool
+        if group is None:
+            return -1
+        if not group.active and not core.swapped:
+            group.build(running)
+        decoding = len(group.members)
+        budget = core.config.max_num_batched_tokens - decoding
+        need = group.blocks(1) if decoding else 0
+        chunks = []
+        for request in running[decoding:]:
+            count = min(request.prompt_tokens + request.generated - request.computed, budget)
+            short = request.computed + count - request.room
+            extra = -(-short // pool.size) if short > 0 else 0
+            need += extra
+            budget -= count
+            chunks.append((request, count, extra))
+            if count <= 0 or (count == 1 and request.generated):
+                budget = -1  # a decode that is not of the group, or no room for a chunk
+            if budget < 0:
+                break
+        if budget < 0 or need > pool.free or core.swapped:
+            core.settle()
+            return -1
+        for request, count, extra in chunks:
+            if extra:
+                pool.take(request, extra)
+            plan.prefill.append((request, count))
+            need -= extra
+        if need:
+            pool.take_unnamed(need)
+        plan.decode, plan.grouped = group.members, True
+        return budget
 
     def _run(self, plan: StepPlan, now_s: float) -> int:
         """Schedule running requests in order, preempting when blocks run out; the budget left."""
@@ -235,16 +276,21 @@ class MixedStyle:
         """Steps until a request finishes, sinks a level, or blocks run out."""
         core = self.core
         decode = plan.decode
-        steps = min([r.target - r.generated for r in decode])
+        group = core.group if plan.grouped else None
+        steps = group.next_end() if group is not None else min([r.target - r.generated for r in decode])
         if core._mlfq is not None:
             steps = min(steps, min([_to_quantum(core, r) for r in decode]))
         size, free = core.config.block_size, core.pool.free
         if len(decode) * (steps // size + 1) <= free:
             return steps
         low, high = 1, steps + 1  # low fits: it is allocated; high may not
+        taken = group.blocks(1) if group is not None else 0
         while high - low > 1:
             middle = (low + high) // 2
-            need = sum([(r.computed + middle - 1) // size + 1 - r.blocks for r in decode])
+            if group is not None:
+                need = group.blocks(middle) - taken
+            else:
+                need = sum([(r.computed + middle - 1) // size + 1 - r.blocks for r in decode])
             if need <= free:
                 low = middle
             else:

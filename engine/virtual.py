@@ -244,7 +244,7 @@ def drive(config: EngineConfig, arrivals_s: Sequence[float], make: Callable[[int
     """
     patience = patience or Patience()
     out = Outcomes.of_size(len(arrivals_s))
-    lanes = [Lane(Core(config, lane_seed(seed, r)), out, patience, jump) for r in range(config.replicas)]
+    lanes = [Lane(Core(config, lane_seed(seed, r), grouped=jump), out, patience, jump) for r in range(config.replicas)]
     if watch is not None:
         for lane in lanes:
             lane.watch(watch)

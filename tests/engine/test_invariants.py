@@ -361,6 +361,29 @@ def test_09_jumping_changes_nothing(case, fleet, patience):
 
 
 @LAWS
+@given(cases(style="vllm"), st.sampled_from([Patience(), Patience(0.02, 0.08, 0.3)]))
+def test_09_blocks_are_conserved_while_jumping(case, patience):
+    size = case.config.block_size
+
+    def check(lane, result):
+        core = lane.core
+        held = len(core.pool.refs)
+        for r in core.by_id.values():
+            ahead = core.group.tick - r.joined if core.group is not None and r.joined >= 0 else 0
+            held += -(-(r.computed + ahead) // size) - r.shared if r.state == RUNNING else 0
+        assert core.pool.plain >= 0 and core.pool.plain + len(core.pool.idle) + held == core.pool.total
+        if core.group is not None and core.group.active:
+            assert core.running[: len(core.group.members)] == core.group.members
+        seen.append(core)
+
+    seen: list[Core] = []
+    made = case.requests()
+    drive(case.config, [r.arrival_s for r in made], made.__getitem__, seed=5, patience=patience, watch=check)
+    for core in seen[-1:]:
+        assert core.pool.free == core.pool.total and core.backlog == core.started == core.door.committed == 0
+
+
+@LAWS
 @given(cases())
 def test_10_littles_law_holds_as_an_identity(case):
     t = run(case)
