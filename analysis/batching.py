@@ -5,10 +5,12 @@ Output: T(n), X(n), lambda_max, the fixed point rho = lambda E[S(rho)], the USL 
 Does not: queue (`birth_death.py`), fit (`step_clock.py`), replay (`replay.py`).
 
 Symbols: n sequences in a step; alpha s/step; beta s/(sequence-step); gamma s/prompt
-token; kappa s/(sequence^2-step); kv s/(context token-step); m = E[output tokens];
+token; kappa s/(sequence^2-step); kv s/(context token-step); delta s/step that carries prefill
+(negative: the first prompt tokens hide behind the base cost); m = E[output tokens];
 P = E[prompt tokens]; c = mean context tokens of a running sequence; K = max_num_seqs.
 
-1. T(n) = alpha + beta n + kappa n^2 + kv (context tokens in the step) + gamma (prompt tokens in it).
+1. T = alpha + beta n + kappa n^2 + kv (context tokens in the step) + max(0, delta + gamma p), the last
+   part only in steps with p > 0 prompt tokens.
 2. Load is u = lambda / lambda_max(K). The seed's rho = lambda E[S(rho)] is a number of
    sequences in service, not a utilisation; it is called `batch_size` here.
 
@@ -62,6 +64,19 @@ class StepLaw:
     gamma_s: float
     kappa_s: float = 0.0
     kv_s: float = 0.0
+    prefill_s: float = 0.0  # delta
+
+    def prefill_work_s(self, lengths: Lengths, batch_size: np.ndarray | float) -> np.ndarray | float:
+        """Engine seconds of prefill per request at constant batch: max(0, gamma P + delta f(n/m)).
+
+        At batch n, r = n/m requests start per step. If they come as a Poisson stream, a request has
+        f(r) = (1 - e^-r)/r steps with prefill: prompts that share a step share its delta.
+        """
+        if self.prefill_s == 0:
+            return self.gamma_s * lengths.input_mean
+        r = np.maximum(np.asarray(batch_size, dtype=float), 1e-9) / lengths.output_mean
+        work = np.maximum(0.0, self.gamma_s * lengths.input_mean - self.prefill_s * np.expm1(-r) / r)
+        return float(work) if work.ndim == 0 else work
 
     def step_s(self, batch_size: np.ndarray | float, context_mean: float = 0.0) -> np.ndarray | float:
         """T(n): seconds of a pure decode step of `batch_size` sequences of mean context `context_mean`."""
@@ -69,16 +84,19 @@ class StepLaw:
         return self.alpha_s + (self.beta_s + self.kv_s * context_mean) * n + self.kappa_s * n * n
 
     def request_work_s(self, lengths: Lengths, batch_size: float) -> float:
-        """Engine seconds one request costs at constant batch: m T(n)/n + gamma P."""
+        """Engine seconds one request costs at constant batch: m T(n)/n and its prefill."""
         step = self.step_s(batch_size, lengths.context_mean)
-        return float(lengths.output_mean * step / batch_size + self.gamma_s * lengths.input_mean)
+        return float(lengths.output_mean * step / batch_size + self.prefill_work_s(lengths, batch_size))
 
 
 def throughput_qps(law: StepLaw, lengths: Lengths, batch_size: np.ndarray | float) -> np.ndarray:
-    """X(n) = n / (m T(n) + n gamma P): completions per second at constant batch n; 0 at n = 0."""
+    """X(n) = n / (m T(n) + n gamma P): completions per second at constant batch n; 0 at n = 0.
+
+    With delta, gamma P is `prefill_work_s(n)`.
+    """
     n = np.asarray(batch_size, dtype=float)
     step = law.step_s(n, lengths.context_mean)
-    return n / (lengths.output_mean * step + n * law.gamma_s * lengths.input_mean)
+    return n / (lengths.output_mean * step + n * law.prefill_work_s(lengths, n))
 
 
 def lambda_max_qps(law: StepLaw, lengths: Lengths, max_num_seqs: int | None) -> float:
@@ -93,17 +111,19 @@ def lambda_max_qps(law: StepLaw, lengths: Lengths, max_num_seqs: int | None) -> 
     if law.kappa_s > 0:
         return 0.0
     per_request = lengths.output_mean * (law.beta_s + law.kv_s * lengths.context_mean)
-    per_request += law.gamma_s * lengths.input_mean
+    per_request += law.prefill_work_s(lengths, 0.0)
     return 1 / per_request if per_request > 0 else math.inf
 
 
 def lambda_max_gradient(law: StepLaw, lengths: Lengths, max_num_seqs: int) -> np.ndarray:
-    """Derivatives of lambda_max by (alpha, beta, gamma, kappa, kv), for the delta method.
+    """Derivatives of lambda_max by (alpha, beta, gamma, kappa, kv, delta), for the delta method.
 
     lambda_max = 1/w, so d lambda_max = -lambda_max^2 dw with w linear in the coefficients.
     """
     m, k = lengths.output_mean, max_num_seqs
-    work = np.array([m / k, m, lengths.input_mean, m * k, m * lengths.context_mean])
+    pays = float(law.prefill_work_s(lengths, k) > 0)
+    shared = -math.expm1(-k / m) / (k / m)
+    work = np.array([m / k, m, pays * lengths.input_mean, m * k, m * lengths.context_mean, pays * shared])
     return -work * lambda_max_qps(law, lengths, max_num_seqs) ** 2
 
 
@@ -158,10 +178,11 @@ def mean_field(law: StepLaw, lengths: Lengths, arrival_qps: float, max_num_seqs:
     S(n) = m T(n) / (1 - lambda gamma P): prefill takes the share lambda gamma P of the time.
     With T affine in n: n* = lambda' m alpha / (1 - lambda' m beta), lambda' = lambda/(1 - lambda gamma P).
     With kappa > 0, n = lambda' m T(n) is a quadratic: no root, or a stable and an unstable one.
+    With delta, gamma P is `prefill_work_s(K)`, so that n* reaches K exactly at lambda_max(K).
     It knows neither fluctuations nor a queue, so it is 5-30 % low near capacity: a lower bound.
     """
     load = arrival_qps / lambda_max_qps(law, lengths, max_num_seqs)
-    prefill_share = arrival_qps * law.gamma_s * lengths.input_mean
+    prefill_share = arrival_qps * law.prefill_work_s(lengths, max_num_seqs)
     if arrival_qps <= 0:
         return FixedPoint(True, True, 0.0, None, None, 0.0, "no arrivals")
     if prefill_share >= 1:
@@ -194,9 +215,11 @@ def _roots(square: float, linear: float, constant: float) -> tuple[float | None,
     return constant / q, q / square
 
 
-def mean_field_numeric(law: StepLaw, lengths: Lengths, arrival_qps: float, limit: float = 1e7) -> float | None:
+def mean_field_numeric(
+    law: StepLaw, lengths: Lengths, arrival_qps: float, max_num_seqs: int, limit: float = 1e7
+) -> float | None:
     """The lowest root of n - lambda' m T(n) by bracketing: a second path that does not use the algebra."""
-    prefill_share = arrival_qps * law.gamma_s * lengths.input_mean
+    prefill_share = arrival_qps * law.prefill_work_s(lengths, max_num_seqs)
     if prefill_share >= 1:
         return None
     rate = arrival_qps / (1 - prefill_share) * lengths.output_mean
@@ -227,13 +250,13 @@ class UslForm:
 
 
 def usl_form(law: StepLaw, lengths: Lengths) -> UslForm:
-    """The same X(n) in the words of the USL; exact, since m T(n) + n gamma P is at most quadratic in n.
+    """The same X(n) in the words of the USL; exact for delta = 0, as m T(n) + n gamma P is quadratic in n.
 
     With A = m alpha, B = m (beta + kv c) + gamma P, C = m kappa:  A + B n + C n^2
     = (A + B + C) [1 + (B + C)/(A+B+C) (n-1) + C/(A+B+C) n (n-1)].
     """
     a = lengths.output_mean * law.alpha_s
-    b = lengths.output_mean * (law.beta_s + law.kv_s * lengths.context_mean) + law.gamma_s * lengths.input_mean
+    b = lengths.output_mean * (law.beta_s + law.kv_s * lengths.context_mean) + law.prefill_work_s(lengths, 1.0)
     c = lengths.output_mean * law.kappa_s
     total = a + b + c
     return UslForm(1 / total, (b + c) / total, c / total)

@@ -49,7 +49,7 @@ def service_rates_qps(law: StepLaw, lengths: Lengths, max_num_seqs: int) -> np.n
     """mu(1..K): completions per second with j requests in the batch; shape (K,)."""
     j = np.arange(1, max_num_seqs + 1, dtype=float)
     step = law.step_s(j, lengths.context_mean)
-    return j / (lengths.output_mean * step + j * law.gamma_s * lengths.input_mean)
+    return j / (lengths.output_mean * step + j * law.prefill_work_s(lengths, j))
 
 
 def limited_ps(law: StepLaw, lengths: Lengths, arrival_qps: float, max_num_seqs: int) -> LimitedPs | None:
@@ -111,7 +111,7 @@ def ttft_survival(state: LimitedPs, law: StepLaw, lengths: Lengths, input_tokens
     only: the chain gives too small a chance to wait below it (service is less variable than its).
     """
     step = float(law.step_s(state.batch_size_mean, lengths.context_mean))
-    floor = step * (1 + state.busy_probability / 2) + law.gamma_s * input_tokens
+    floor = step * (1 + state.busy_probability / 2) + np.maximum(0.0, law.prefill_s + law.gamma_s * input_tokens)
     return float(state.wait.survival(x_s - floor).mean())
 
 

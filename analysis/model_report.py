@@ -50,7 +50,8 @@ def describe_fit(
     law, notes = fitted.law, report["notes"]
     report["fit"] = {
         "alpha_s": law.alpha_s, "beta_s": law.beta_s, "gamma_s": law.gamma_s, "kappa_s": law.kappa_s,
-        "kv_s": law.kv_s, "se": {k: _number(v) for k, v in fitted.se.items()}, "r2": fitted.r2,
+        "kv_s": law.kv_s, "prefill_s": law.prefill_s,
+        "se": {k: _number(v) for k, v in fitted.se.items()}, "r2": fitted.r2,
         "rmse_step_s": fitted.rmse_s, "rows": fitted.rows, "outliers": fitted.outliers, "order": fitted.order,
         "order_note": fitted.order_note, "batch_size_max": fitted.batch_size_max,
     }  # fmt: skip

@@ -19,7 +19,7 @@ import numpy as np
 from analysis.predict import Latencies
 from analysis.step_clock import MIN_ROWS, MIN_STEPS, Trace
 
-MAX_FIT_ROWS = 20_000  # per stage: the standard error is far below 1 % by then
+MAX_FIT_ROWS = 8_000  # per stage: the standard error of lambda_max is far below 1 % by then
 MAX_REPLAY_ROWS = 30_000  # per stage: 0.1 s of replay
 MAX_FAILED_RATIO = 0.02  # of a calibration stage: failures hold slots the clock cannot see
 

@@ -6,8 +6,9 @@ Does not: fit, judge, use any measured latency; model preemption, KV limits or r
 
 Step rule: (1) one token for every decoding sequence; (2) the rest of the token budget to
 running prefills in order; (3) admit first come first served while fewer than K run and budget
-is left. The step lasts T = alpha + beta n + kappa n^2 + kv (context tokens) + gamma (prompt tokens);
-all its tokens appear at its end; the step that ends a prefill emits the first token.
+is left. The step lasts T = alpha + beta n + kappa n^2 + kv (context tokens), and max(0, delta + gamma p)
+more when it carries p prompt tokens; all its tokens appear at its end; the step that ends a
+prefill emits the first token.
 
 1. Stretches of pure decode that no arrival can change are jumped over in closed form, so cost
    is a few operations per request, whatever the output lengths.
@@ -68,16 +69,16 @@ def replay_on_engine(
     """The same replay by the embedded engine's own scheduler core and virtual driver.
 
     Slower (10-30 thousand requests/s), but it is the scheduler that serves HTTP: the check of `replay`,
-    and the way to policies, KV limits and preemption. Raises ValueError for kappa > 0, which the
-    engine's profiles cannot express. The KV pool is made so large that it never binds.
+    and the way to policies, KV limits and preemption. Raises ValueError for kappa or delta, which the
+    engine's profiles cannot express exactly. The KV pool is made so large that it never binds.
     """
     from engine.profiles import Profile
     from engine.request import Request
     from engine.settings import EngineConfig
     from engine.virtual import drive
 
-    if law.kappa_s > 0:
-        raise ValueError("the engine's profiles have no n^2 term; use `replay` for a law with kappa_s above 0")
+    if law.kappa_s != 0 or law.prefill_s != 0:
+        raise ValueError("the engine's profiles have no n^2 term and no cost per prefill step; use `replay`")
     prompt = np.maximum(1, np.asarray(input_tokens, dtype=float)).astype(int).tolist()
     output = np.maximum(1, np.asarray(output_tokens, dtype=float)).astype(int).tolist()
     arrivals = np.asarray(arrival_s, dtype=float).tolist()
@@ -161,7 +162,7 @@ class _Run:
                 self.prefills.append([request, self.prompt[request] - take])
         law = self.law
         self.now += law.alpha_s + law.beta_s * n + law.kappa_s * n * n
-        self.now += law.kv_s * read + law.gamma_s * (budget - left)
+        self.now += law.kv_s * read + max(0.0, law.prefill_s + law.gamma_s * (budget - left))
         self.steps += 1
         self.context += n
         self._finish_due()

@@ -6,10 +6,11 @@ Output: alpha (s/step), beta (s/(sequence-step)), gamma (s/prompt token), option
 Does not: see the engine, its steps or its chunks; use the wait before the first token.
 
 Per request i with s_i = n_out - 1 decode steps and D_i = last - first:
-    D_i = alpha s_i + beta B_i + gamma G_i (+ kappa C_i) (+ kv V_i)
+    D_i = alpha s_i + beta B_i + gamma G_i (+ kappa C_i) (+ kv V_i) (+ delta J_i)
     B_i decode tokens that all requests emit in (first_i, last_i]
     G_i prompt tokens whose prefill ends in that interval
     C_i sum of n^2, V_i sum of the context tokens over those steps
+    J_i steps of that interval that end a prefill (first tokens closer than alpha/4 are one step)
 exact for an engine that works in steps. B, C and V are counted on a *virtual step clock*:
 dN = (dt without prefill stalls) / T(n(t)), rescaled so that request i gets s_i steps. Tokens
 spread evenly in wall time put prefill stalls on the wrong steps: gamma comes out 8-9 % too small
@@ -17,10 +18,13 @@ and lambda_max 2.6 % too high. With the rescaling alone (where the iteration sta
 
 1. The clock sees every request with output; the regression uses only rows of the window with at
    least 20 steps, weighted by 1/(step noise * s_i + timestamp noise), both estimated.
-2. Coefficients are never negative. A higher order is taken only if it cuts the weighted RMSE by
-   more than 10 %, or by 5 % with a term of ten standard errors (stamp jitter can be most of the
-   RMSE): information criteria alone accept terms that then extrapolate wrongly.
-3. Standard errors are clustered by blocks of time: neighbours share steps, so their errors do.
+2. Coefficients are never negative, except delta: a step bound by memory hides its first prompt
+   tokens, which a line can only say with delta < 0. Delta is taken at six standard errors: it moves
+   prefill by a bounded amount and extrapolates no further than gamma.
+3. A higher order (kappa or kv) is taken only if it cuts the weighted RMSE by more than 10 %, or by
+   5 % with a term of ten standard errors (stamp jitter can be most of the RMSE): information
+   criteria alone accept terms that then extrapolate wrongly.
+4. Standard errors are clustered by blocks of time: neighbours share steps, so their errors do.
 
 Source: `docs/queueing.md` section 3; "trace-only, time-integrated" regression is also published
 by the BLIS simulator's authors; the virtual step clock is ours.
@@ -36,12 +40,14 @@ from analysis.batching import StepLaw
 
 MIN_STEPS = 20  # shorter answers are mostly timestamp error
 MIN_ROWS = 40  # ten per coefficient, so that one outlier does not decide
-MAX_ROWS = 20_000  # per stage: far beyond what the standard error needs, bounds time and memory
 ITERATIONS = 8
 ORDER_GAIN = 0.10  # RMSE cut that a higher order must bring
 SURE_GAIN, SURE_T = 0.05, 10.0  # or this cut with a term so many standard errors above 0
 OUTLIER_MADS = 6.0  # a stall of client or service, not of the step law
-TERMS = ("alpha_s", "beta_s", "gamma_s", "kappa_s", "kv_s")
+DELTA_T = 6.0  # standard errors at which the cost per prefill step is taken
+SAME_STEP = 0.25  # of alpha: first tokens closer than this left in one step
+TERMS = ("alpha_s", "beta_s", "gamma_s", "kappa_s", "kv_s", "prefill_s")
+DELTA = 5  # its place in TERMS
 ORDERS = {"affine": (0, 1, 2), "quadratic": (0, 1, 2, 3), "context": (0, 1, 2, 4)}
 
 
@@ -58,9 +64,9 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class Design:
-    """Regressors of the requests of one stage: columns s, B, G, C, V."""
+    """Regressors of the requests of one stage: columns s, B, G, C, V, J."""
 
-    columns: np.ndarray  # (n, 5)
+    columns: np.ndarray  # (n, 6)
     gap_context: np.ndarray  # context tokens of the running requests, per gap between events
 
 
@@ -70,8 +76,8 @@ class StepFit:
 
     law: StepLaw
     se: dict[str, float]  # term -> standard error, same unit as the term
-    covariance: np.ndarray  # (5, 5) in the order of TERMS, zero for absent terms
-    order: str  # "affine" | "quadratic" | "context"
+    covariance: np.ndarray  # (6, 6) in the order of TERMS, zero for absent terms
+    order: str  # "affine" | "quadratic" | "context", with "+prefill" when delta is in
     order_note: str
     r2: float  # of the time per step, weighted
     rmse_s: float  # weighted RMSE of the time per step, seconds
@@ -100,28 +106,38 @@ class Events:
         self.prompt = trace.input_tokens.astype(float)
         prompt_at = np.where(self.sign > 0, self.prompt[self.owner], 0.0)
         self.prefill_end = prompt_at[1:]  # prompt tokens whose prefill ends at the right edge of a gap
-        sorted_first = np.argsort(first, kind="stable")
-        total = np.concatenate([[0.0], np.cumsum(self.prompt[sorted_first])])
-        edges = first[sorted_first]
-        self.prefilled = (
-            total[np.searchsorted(edges, last, side="right")] - total[np.searchsorted(edges, first, side="right")]
-        )
+        self.by_first = np.argsort(first, kind="stable")
+        edges = first[self.by_first]
+        self.first_gaps = np.diff(edges, prepend=-np.inf)
+        self.seen = np.searchsorted(edges, first, side="right"), np.searchsorted(edges, last, side="right")
+        self.prefilled = self.of_firsts(self.prompt[self.by_first])
 
     def between(self, per_gap: np.ndarray) -> np.ndarray:
         """Per request: the sum of a per-gap quantity from its first to its last token."""
         total = np.concatenate([[0.0], np.cumsum(per_gap)])
         return total[self.stop] - total[self.start]
 
+    def of_firsts(self, values: np.ndarray) -> np.ndarray:
+        """Per request: the sum, over first tokens in (first, last], of values in order of the first tokens."""
+        total = np.concatenate([[0.0], np.cumsum(values)])
+        return total[self.seen[1]] - total[self.seen[0]]
+
     def running_sum(self, per_request: np.ndarray) -> np.ndarray:
         """Per gap: the sum of a per-request quantity over the requests that run in it."""
         return np.cumsum(self.sign * per_request[self.owner])[:-1]
 
-    def available_s(self, gamma_s: float) -> np.ndarray:
-        """Per gap: its length without prefill stalls of gamma p just before each first token.
+    def available_s(self, gamma_s: float, delta_s: float = 0.0, same_step_s: float = 0.0) -> np.ndarray:
+        """Per gap: its length without stalls of max(0, delta + gamma p) just before each first token.
 
         A stall longer than its gap reaches into earlier ones: a Lindley recursion from right to left.
+        Of first tokens within `same_step_s` only the earliest pays delta.
         """
         stall = gamma_s * self.prefill_end
+        if delta_s:
+            leads = np.zeros(self.prompt.size)
+            leads[self.by_first] = self.first_gaps > same_step_s
+            pays = np.where(self.sign > 0, leads[self.owner], 0.0)[1:]
+            stall = np.maximum(0.0, stall + delta_s * pays)
         walk = np.cumsum((stall - self.dt)[::-1])
         left_over = (walk - np.minimum(0.0, np.minimum.accumulate(walk)))[::-1]
         carried = np.concatenate([left_over[1:], [0.0]])
@@ -133,19 +149,21 @@ def wall_clock_design(events: Events) -> Design:
     rate = np.divide(events.steps, events.duration, out=np.zeros_like(events.duration), where=events.duration > 0)
     own = events.running_sum(rate)
     mean_rate = np.divide(own, events.running, out=np.zeros_like(own), where=events.running > 0)
-    return _design(events, mean_rate * events.dt)
+    return _design(events, mean_rate * events.dt, 0.0)
 
 
 def step_clock_design(events: Events, law: StepLaw, previous: Design) -> Design:
     """Regressors on the virtual step clock of `law`; the context per gap comes from `previous`."""
     n = events.running
     step = law.alpha_s + law.beta_s * n + law.kappa_s * n * n + law.kv_s * previous.gap_context
-    steps = np.divide(events.available_s(law.gamma_s), step, out=np.zeros_like(step), where=(n > 0) & (step > 0))
-    return _design(events, steps)
+    same_step = SAME_STEP * law.alpha_s
+    available = events.available_s(law.gamma_s, law.prefill_s, same_step)
+    steps = np.divide(available, step, out=np.zeros_like(step), where=(n > 0) & (step > 0))
+    return _design(events, steps, same_step)
 
 
-def _design(events: Events, steps: np.ndarray) -> Design:
-    """Columns s, B, G, C, V from the steps per gap, rescaled so that every request gets its s."""
+def _design(events: Events, steps: np.ndarray, same_step_s: float) -> Design:
+    """Columns s, B, G, C, V, J from the steps per gap, rescaled so that every request gets its s."""
     n = events.running
     clock = np.concatenate([[0.0], np.cumsum(steps)])
     got = clock[events.stop] - clock[events.start]
@@ -162,6 +180,7 @@ def _design(events: Events, steps: np.ndarray) -> Design:
             events.prefilled,
             events.between(n * n * steps) * scale,
             events.between(context * steps) * scale,
+            events.of_firsts((events.first_gaps > same_step_s).astype(float)),
         ]
     )
     return Design(columns, context)
@@ -178,20 +197,37 @@ def fit(traces: list[Trace], order: str | None = None) -> StepFit:
             f"only {usable} answers of at least {MIN_STEPS + 1} tokens lie inside the windows, the fit needs "
             f"{MIN_ROWS}; use longer stages or longer outputs"
         )
-    fits = {name: _fit_order(traces, ORDERS[name]) for name in ([order] if order else ORDERS)}
     if order:
-        return _finish(fits[order], order, "order given by the caller")
+        base, _, more = order.partition("+")
+        terms = ORDERS[base] + ((DELTA,) if more else ())
+        return _finish(_fit_order(traces, terms), order, "order given by the caller")
+    name, solved, note = _choose(traces)
+    with_delta = _fit_order(traces, (*solved.terms, DELTA))
+    t_value = _t_value(with_delta, DELTA)
+    if abs(t_value) > DELTA_T and with_delta.rmse < solved.rmse:
+        note += f"; a cost per prefill step at {t_value:.0f} standard errors (needed: {DELTA_T:.0f})"
+        return _finish(with_delta, name + "+prefill", note)
+    return _finish(solved, name, note)
+
+
+def _t_value(solved: _Solved, term: int) -> float:
+    """Coefficient over its standard error; 0 when it was not fitted."""
+    error = float(np.sqrt(solved.covariance[term, term]))
+    return getattr(solved.law, TERMS[term]) / error if error > 0 else 0.0
+
+
+def _choose(traces: list[Trace]) -> tuple[str, _Solved, str]:
+    """The order by the rule of invariant 3, its fit, and the words for it."""
+    fits = {name: _fit_order(traces, terms) for name, terms in ORDERS.items()}
     base = fits["affine"]
     best = min(("quadratic", "context"), key=lambda name: fits[name].rmse)
     gain = 1 - fits[best].rmse / base.rmse if base.rmse > 0 else 0.0
-    term = ORDERS[best][-1]
-    error = float(np.sqrt(fits[best].covariance[term, term]))
-    t_value = getattr(fits[best].law, TERMS[term]) / error if error > 0 else 0.0
+    t_value = _t_value(fits[best], ORDERS[best][-1])
     said = f"the {best} term cuts the RMSE by {max(gain, 0.0):.1%} at {t_value:.0f} standard errors"
     rule = f"(needed: {ORDER_GAIN:.0%}, or {SURE_GAIN:.0%} at {SURE_T:.0f})"
     if gain > ORDER_GAIN or (gain > SURE_GAIN and t_value > SURE_T):
-        return _finish(fits[best], best, f"{said} {rule}")
-    return _finish(base, "affine", f"affine: {said} {rule}")
+        return best, fits[best], f"{said} {rule}"
+    return "affine", base, f"affine: {said} {rule}"
 
 
 @dataclass(slots=True)
@@ -256,14 +292,19 @@ def _variance(steps: np.ndarray, residual: np.ndarray, keep: np.ndarray) -> np.n
 
 
 def _solve(x: np.ndarray, y: np.ndarray, variance: np.ndarray, terms: tuple[int, ...]) -> np.ndarray:
-    """Weighted non-negative least squares; columns are scaled to unit norm for conditioning."""
+    """Weighted least squares, non-negative but for delta; columns scaled to unit norm for conditioning."""
     weight = 1 / np.sqrt(variance)
     a = x[:, terms] * weight[:, None]
+    if DELTA in terms:
+        a = np.column_stack([a, -x[:, DELTA] * weight])  # the negative part of delta
     norm = np.linalg.norm(a, axis=0)
     norm[norm == 0] = 1.0
     solution, _ = optimize.nnls(a / norm, y * weight)
     coefficients = np.zeros(len(TERMS))
-    coefficients[list(terms)] = solution / norm
+    solution = solution / norm
+    coefficients[list(terms)] = solution[: len(terms)]
+    if DELTA in terms:
+        coefficients[DELTA] -= solution[-1]
     return coefficients
 
 
@@ -290,7 +331,7 @@ def _summary(
     per_step, total = residual / steps, y / steps
     rmse = float(np.sqrt(np.sum(weight * per_step**2)))
     spread = float(np.sum(weight * (total - np.sum(weight * total)) ** 2))
-    active = [t for t in terms if coefficients[t] > 0]
+    active = [t for t in terms if coefficients[t] != 0]
     covariance = np.zeros((len(TERMS), len(TERMS)))
     if active:
         a = x[:, active] / np.sqrt(variance)[:, None]

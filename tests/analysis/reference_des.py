@@ -21,6 +21,7 @@ class Truth:
     kappa: float = 0.0  # n^2
     kv: float = 0.0  # context tokens
     noise_cv: float = 0.0
+    delta: float = 0.0  # per step with prefill; may be negative
 
 
 @dataclass
@@ -78,7 +79,8 @@ def simulate(load: Load, truth: Truth, seqs: int = 32, budget: int = 4096, seed:
         if ready:
             prefilling = [item for item in prefilling if item[1] > 0]
         duration = truth.alpha + truth.beta * decoding + truth.kappa * decoding**2 + truth.kv * read
-        duration += truth.gamma * work
+        if work:
+            duration += max(0.0, truth.delta + truth.gamma * work)
         if truth.noise_cv:
             if used >= factors.size:
                 factors, used = np.maximum(0.2, 1 + truth.noise_cv * noise.standard_normal(65536)), 0

@@ -29,10 +29,10 @@ def test_lambda_max_by_hand():
 
 
 def test_lambda_max_gradient_against_finite_differences():
-    law = b.StepLaw(0.6e-3, 0.04e-3, 8e-6, 1e-7, 2e-8)
-    base = [law.alpha_s, law.beta_s, law.gamma_s, law.kappa_s, law.kv_s]
+    law = b.StepLaw(0.6e-3, 0.04e-3, 8e-6, 1e-7, 2e-8, -2e-3)
+    base = [law.alpha_s, law.beta_s, law.gamma_s, law.kappa_s, law.kv_s, law.prefill_s]
     gradient = b.lambda_max_gradient(law, LENGTHS, 32)
-    for i in range(5):
+    for i in range(6):
         up, down = list(base), list(base)
         h = base[i] * 1e-4
         up[i] += h
@@ -41,6 +41,17 @@ def test_lambda_max_gradient_against_finite_differences():
             2 * h
         )
         assert gradient[i] == pytest.approx(numeric, rel=1e-6)
+
+
+def test_cost_per_prefill_step_by_hand():
+    law, lengths = b.StepLaw(7.1e-3, 10.9e-6, 21e-6, 0.0, 49e-9, -4.2e-3), b.Lengths(1050.0, 97.0, 97.0**2 * 1.4333)
+    # alone: 22.05 - 4.2 = 17.85 ms; at 32: r = .3299, f = (1 - e^-r)/r = .8518 -> 22.05 - 3.5775 = 18.4725 ms
+    assert law.prefill_work_s(lengths, 0.0) == pytest.approx(17.85e-3, rel=1e-6)
+    assert law.prefill_work_s(lengths, 32) == pytest.approx(18.4725e-3, rel=1e-5)
+    # 97 * (7.1 ms/32 + 10.9 us + 49 ns * 1119.5) = 21.522 + 1.057 + 5.321 = 27.900 ms
+    assert b.lambda_max_qps(law, lengths, 32) == pytest.approx(1 / (27.900e-3 + 18.4725e-3), rel=1e-4)
+    assert b.mean_field(law, lengths, b.lambda_max_qps(law, lengths, 32), 32).batch_size == pytest.approx(32, rel=1e-6)
+    assert b.StepLaw(1e-3, 0, 1e-6, 0, 0, -1.0).prefill_work_s(lengths, 8) == 0.0  # hidden, never negative
 
 
 def test_context_mean_by_hand():
@@ -94,12 +105,12 @@ def test_convex_step_time_has_two_roots_then_none():
 @settings(max_examples=200, deadline=None)
 @given(
     st.floats(1e-4, 1e-1), st.floats(0, 1e-3), st.floats(0, 1e-4), st.floats(0, 1e-5), st.floats(0, 1e-7),
-    st.floats(0.01, 60), st.floats(2, 2000), st.floats(1, 4000),
+    st.floats(0.01, 60), st.floats(2, 2000), st.floats(1, 4000), st.floats(-1e-2, 1e-2),
 )  # fmt: skip
-def test_fixed_point_equals_a_numeric_root(alpha, beta, gamma, kappa, kv, qps, output, prompt):
-    law, lengths = b.StepLaw(alpha, beta, gamma, kappa, kv), b.Lengths(prompt, output, 1.5 * output**2)
+def test_fixed_point_equals_a_numeric_root(alpha, beta, gamma, kappa, kv, qps, output, prompt, delta):
+    law, lengths = b.StepLaw(alpha, beta, gamma, kappa, kv, delta), b.Lengths(prompt, output, 1.5 * output**2)
     point = b.mean_field(law, lengths, qps, 32)
-    numeric = b.mean_field_numeric(law, lengths, qps)
+    numeric = b.mean_field_numeric(law, lengths, qps, 32)
     apart = not point.exists or point.upper_root is None or point.upper_root > 1.1 * point.batch_size
     if point.exists and point.batch_size < 1e6 and apart:
         assert numeric == pytest.approx(point.batch_size, rel=1e-6)

@@ -19,7 +19,7 @@ LAW = StepLaw(0.6e-3, 0.04e-3, 8e-6)
 
 
 def _both(load: Load, law: StepLaw, seqs: int, budget: int) -> tuple[np.ndarray, ...]:
-    truth = Truth(law.alpha_s, law.beta_s, law.gamma_s, law.kappa_s, law.kv_s)
+    truth = Truth(law.alpha_s, law.beta_s, law.gamma_s, law.kappa_s, law.kv_s, delta=law.prefill_s)
     first, last = simulate(load, truth, seqs, budget)
     got = replay(load.arrival, load.prompt, load.output, law, seqs, budget)
     return first, last, got.first_token_s, got.last_token_s
@@ -55,6 +55,14 @@ def test_long_prompt_is_chunked_by_hand():
     assert got.last_token_s[0] == got.first_token_s[0]  # one token: it ends with its prefill
 
 
+def test_a_prompt_hides_behind_the_base_cost_by_hand():
+    # delta -2 ms, gamma 8 us: 200 tokens (1.6 ms) cost nothing more, 1,000 tokens cost 6 ms more than .6 ms
+    law = StepLaw(0.6e-3, 0.04e-3, 8e-6, prefill_s=-2e-3)
+    for prompt, expected in ((200, 0.6e-3), (1000, 6.6e-3)):
+        got = replay(np.zeros(1), np.array([prompt]), np.array([1]), law, 4)
+        assert got.first_token_s[0] == pytest.approx(expected, abs=1e-12)
+
+
 def test_arrival_inside_a_step_waits_for_its_end_by_hand():
     # first request decodes in steps of .64 ms after 8.6 ms; an arrival at 9.0 ms is seen at 9.24 ms
     arrival = np.array([0.0, 9.0e-3])
@@ -72,12 +80,12 @@ requests = st.lists(
 @settings(max_examples=300, deadline=None)
 @given(
     requests, st.integers(1, 8), st.integers(10, 600), st.floats(1e-5, 1e-2), st.floats(0, 1e-3), st.floats(0, 1e-4),
-    st.floats(0, 1e-4), st.floats(0, 1e-6),
+    st.floats(0, 1e-4), st.floats(0, 1e-6), st.floats(-1e-2, 1e-2),
 )  # fmt: skip
-def test_jumping_equals_walking(rows, seqs, budget, alpha, beta, gamma, kappa, kv):
+def test_jumping_equals_walking(rows, seqs, budget, alpha, beta, gamma, kappa, kv, delta):
     rows = sorted(rows)
     load = Load(*(np.array(column) for column in zip(*rows, strict=True)))
-    first, last, got_first, got_last = _both(load, StepLaw(alpha, beta, gamma, kappa, kv), seqs, budget)
+    first, last, got_first, got_last = _both(load, StepLaw(alpha, beta, gamma, kappa, kv, delta), seqs, budget)
     # arrivals that fall on a step boundary to within rounding may be seen one step apart; hypothesis
     # does not hit that by chance, so equality is asked for
     np.testing.assert_allclose(got_first, first, rtol=0, atol=1e-9)
@@ -126,3 +134,5 @@ def test_replay_equals_the_engine_that_serves_http(qps, kv):
 def test_engine_replay_refuses_what_its_profiles_cannot_say():
     with pytest.raises(ValueError, match="no n\\^2 term"):
         replay_on_engine(np.zeros(1), np.ones(1), np.ones(1), StepLaw(1e-3, 0, 0, 1e-6), 4)
+    with pytest.raises(ValueError, match="no cost per prefill step"):
+        replay_on_engine(np.zeros(1), np.ones(1), np.ones(1), StepLaw(1e-3, 0, 0, 0, 0, 1e-3), 4)

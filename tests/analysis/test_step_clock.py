@@ -108,6 +108,29 @@ def test_quadratic_truth_is_chosen_only_where_it_is_true():
     assert capacity_error(fit(rows, "affine").law, truth) > 0.2  # what a wrong order would cost
 
 
+def test_prefill_that_hides_behind_the_base_cost_is_seen():
+    # the law of an engine bound by memory up to 200 prompt tokens: max of two lines
+    truth = Truth(7.1e-3, 11e-6, 21e-6, kv=49e-9, noise_cv=0.03, delta=-4.2e-3)
+    got = fit(traces(truth, (5.0, 10.0), 1, jitter_s=0.001, mu=4.4))
+    assert got.order == "context+prefill" and "cost per prefill step" in got.order_note
+    assert got.law.alpha_s == pytest.approx(truth.alpha, rel=0.01)
+    assert got.law.gamma_s == pytest.approx(truth.gamma, rel=0.03)
+    assert got.law.kv_s == pytest.approx(truth.kv, rel=0.05)
+    assert got.law.prefill_s == pytest.approx(truth.delta, rel=0.2)
+    without = fit(traces(truth, (5.0, 10.0), 1, jitter_s=0.001, mu=4.4), "context").law
+    assert without.gamma_s < 0.92 * truth.gamma  # a line through the kink is too flat
+
+
+def test_first_tokens_of_one_step_are_one_prefill_step():
+    # A runs 0..10; B and C start in one step at 4, D at 6: two prefill steps in (0, 10]
+    first, last = np.array([0.0, 4.0, 4.001, 6.0]), np.full(4, 10.0)
+    trace = Trace(first, last, np.full(4, 5.0), np.full(4, 11.0), np.ones(4, bool))
+    events = Events(trace)
+    design = step_clock_design(events, StepLaw(1.0, 0.0, 0.0), wall_clock_design(events))
+    assert design.columns[0, 5] == 2
+    assert design.columns[0, 2] == 15  # prompt tokens: all three
+
+
 def test_wall_clock_counting_is_biased_and_the_step_clock_is_not():
     truth = Truth(noise_cv=0.05)
     rows = traces(truth, (5.0, 10.0), 2, jitter_s=0.0)
