@@ -47,8 +47,12 @@ def analyse_run(
     slo_p95_ms: float | None = None,
     attainment_target: float | None = None,
     target_qps: float | None = None,
+    models: bool = True,
 ) -> Analysis:
-    """The analysis of a run folder. Raises `load.LedgerError` when there is nothing to analyse."""
+    """The analysis of a run folder. Raises `load.LedgerError` when there is nothing to analyse.
+
+    `models=False` leaves the queueing models out (`Analysis.model` is None): they take most of the time.
+    """
     if not run_dir.is_dir():
         raise load.LedgerError(f"{run_dir}: there is no such folder; give the run folder that `bench run` printed")
     path = load.requests_path(run_dir)
@@ -63,7 +67,8 @@ def analyse_run(
     stage_rows = _stage_table(stage_rows, checked, raw, problems)
     context = _context(config, raw, slo, gauge, load.read_server_gauge(run_dir))
     results = [analyse_stage(checked, row, context) for row in stage_rows]
-    return _assemble(run_dir, info, raw, config, slo, target, checked, stage_rows, results, context, problems)
+    return _assemble(run_dir, info, raw, config, slo, target, checked, stage_rows, results, context, problems,
+                     models)  # fmt: skip
 
 
 def write_analysis(run_dir: Path, **overrides: Any) -> Analysis:
@@ -214,12 +219,12 @@ def _rows_from_ledger(checked: load.Checked, present: list[tuple[int, int]]) -> 
 def _assemble(
     run_dir: Path, info: RunInfo | None, raw: dict[str, Any], config: dict[str, Any], slo: Slo, target: float | None,
     checked: load.Checked, stage_rows: list[StageRow], results: list[StageResult], context: Context,
-    problems: list[LedgerProblem],
+    problems: list[LedgerProblem], models: bool,
 ) -> Analysis:  # fmt: skip
     stages = [r.public for r in results]
     errors = error_groups(checked)
     csv_check = check_csv(run_dir, checked, stage_rows)
-    model = _model(checked, stage_rows, results, config, slo)
+    model = _model(checked, stage_rows, results, config, slo) if models else None
     found = _capacity(results, slo, model.get("lambda_max_qps") if model else None)
     gates = [evaluate(g, stages, found, target) for g in default_gates(slo.as_dict(), target or 0.0, _gates(config))]
     bound, limit = _clock_bound(raw), lag_limit_s(slo.ttft_deadline_s)

@@ -399,6 +399,8 @@ def read_stages(run_dir: Path) -> tuple[list[StageRow], list[LedgerProblem]]:
     except (OSError, ValueError, KeyError, TypeError, csv.Error) as exc:
         detail = "is missing" if isinstance(exc, FileNotFoundError) else f"cannot be used ({exc})"
         return [], [LedgerProblem("LED-014", f"stages.csv {detail}; stages and windows are taken from the rows")]
+    if not rows:
+        return [], [LedgerProblem("LED-014", "stages.csv holds no stage; stages and windows are taken from the rows")]
     return rows, []
 
 

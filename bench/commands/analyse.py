@@ -25,9 +25,10 @@ NO_VERDICT_EXIT = 4  # a CSV alone cannot carry a verdict
 @click.option("--attainment", type=click.FloatRange(0, 1, min_open=True, max_open=True), help="Share of all arrivals "
               "that must meet the deadlines, 0..1.")
 @click.option("--target-qps", type=click.FloatRange(min=0, min_open=True), help="Rate at which the SLO must hold, 1/s.")
+@click.option("--models/--no-models", default=True, help="Fit the queueing models too (the slower half).")
 def command(
     run: Path, as_json: bool, slo_ttft_ms: float | None, slo_tpot_ms: float | None, slo_p95_ms: float | None,
-    attainment: float | None, target_qps: float | None,
+    attainment: float | None, target_qps: float | None, models: bool,
 ) -> None:  # fmt: skip
     """Write analysis.json again from any run folder and print its verdict.
 
@@ -45,7 +46,7 @@ def command(
     try:
         code = _analyse(
             run, as_json, slo_ttft_ms=slo_ttft_ms, slo_tpot_ms=slo_tpot_ms, slo_p95_ms=slo_p95_ms,
-            attainment_target=attainment, target_qps=target_qps,
+            attainment_target=attainment, target_qps=target_qps, models=models,
         )  # fmt: skip
     except LedgerError as exc:
         click.echo(f"bench analyse: {exc}", err=True)

@@ -1,0 +1,174 @@
+"""The knee on curves with a known crossing; the CSV path; gaps and rates of the stimulus."""
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from analysis.knee import Level, capacity, crossing, first_crossing, flattening, score_quantile
+from analysis.load import Gauge
+from analysis.stimulus import ClientHealth, client_health, dispersion, drift_z, gap_test, lag_limit_s, stimulus
+
+INF = math.inf
+
+
+def curve(qps: float) -> float:
+    """log score of a service whose crossing is at 22 requests/s."""
+    return 0.25 * (qps - 22)
+
+
+def level(qps: float, *, noise: float = 0.02, stable: bool = True, seed: int = 0, score: float | None = None,
+          attainment: float | None = None) -> Level:  # fmt: skip
+    rng = np.random.default_rng(seed + int(qps * 10))
+    shift = noise * rng.standard_normal()
+    y = math.exp(curve(qps) + shift) if score is None else score
+    batches = tuple(y * math.exp(noise * math.sqrt(5) * z) for z in rng.standard_normal(5))
+    held = (1.0 if y <= 1 else 0.5) if attainment is None else attainment
+    return Level(qps, held, 2000, y, batches, stable, min(qps, 27.0))
+
+
+def test_score_quantile_is_attainment_the_other_way_round() -> None:
+    scores = np.array([0.5] * 99 + [INF])
+    assert score_quantile(scores, 0.99) == 0.5 and np.mean(scores <= 1) >= 0.99
+    assert score_quantile(np.append(scores, INF), 0.99) == INF  # 99 of 101 = .9802
+
+
+def test_crossing_between_the_right_rates() -> None:
+    found = crossing([level(q, noise=0.001) for q in (5, 10, 15, 20, 25, 30)], 0.99)
+    assert found.kind == "crossing" and found.last_met == 20
+    assert found.value == pytest.approx(22, abs=0.1) and found.low < 22 < found.high
+
+
+def test_interval_covers_the_crossing() -> None:
+    """Nominal 95 %: of 60 sweeps at least 52 (binomial .95: fewer has probability .003)."""
+    covered, near = 0, 0
+    for seed in range(60):
+        found = crossing([level(q, noise=0.08, seed=seed * 1000) for q in (10, 15, 20, 25, 30)], 0.99)
+        covered += found.low <= 22 <= found.high
+        near += abs(found.value / 22 - 1) < 0.03
+    assert covered >= 52 and near >= 54
+
+
+def test_never_and_always_met_are_bounds() -> None:
+    high = crossing([level(q) for q in (25, 30)], 0.99)
+    assert (high.kind, high.value, high.low, high.high) == ("below", None, None, 25)
+    low = crossing([level(q) for q in (5, 10)], 0.99)
+    assert (low.kind, low.value, low.low, low.high) == ("at_least", 10, 10, None)
+    assert crossing([], 0.99).kind == "none"
+
+
+def test_a_lucky_trial_above_a_failed_one_counts_for_nothing() -> None:
+    lucky = [level(10), level(15), level(20, score=1.3, attainment=0.97), level(25, score=0.9, attainment=0.995)]
+    found = crossing(lucky, 0.99)
+    assert found.last_met == 15 and 15 < found.value < 20
+
+
+def test_unstable_never_holds() -> None:
+    found = crossing([level(10), level(20), level(30, stable=False, score=0.8, attainment=1.0)], 0.99)
+    assert found.last_met == 20 and found.value == 20 and found.high == 30 and "UNSTABLE" in found.method
+
+
+def test_rejections_are_interpolated_on_the_share() -> None:
+    # misses 0 at 20 and 5 % at 25, allowed 1 %: linear 20 + 5 * .01/.05 = 21; log from .5/2000 = .00025:
+    # ln(40)/ln(200) = .6963 -> 23.48
+    found = crossing([level(10), level(20), level(25, score=INF, attainment=0.95)], 0.99)
+    assert found.low == pytest.approx(21.0) and found.high == pytest.approx(23.48, abs=0.01)
+
+
+def test_first_crossing_by_hand() -> None:
+    q, y = np.array([10.0, 20, 30]), np.array([-1.0, -0.5, 0.5])
+    assert first_crossing(q, y, cubic=False) == 25
+    assert 20 < first_crossing(q, y, cubic=True) < 30
+    assert first_crossing(q, np.array([0.1, 1, 2]), cubic=False) == 10
+    assert first_crossing(q, np.array([-3.0, -2, -1]), cubic=True) == 30
+
+
+def test_capacity_sentence_watermark_and_flattening() -> None:
+    levels = [level(q, noise=0.001) for q in (10, 20, 25)] + [level(30, stable=False), level(40, stable=False)]
+    found = capacity(levels, 0.99, lambda_max_qps=27.2)
+    assert found.watermark_low_qps == pytest.approx(0.7 * found.knee_low_qps)
+    assert found.watermark_high_qps == pytest.approx(0.8 * found.knee_low_qps)
+    assert found.lambda_max_qps == 27.2 and found.flattening_qps == 27.0 and "70-80 %" in found.sentence
+    assert flattening([level(10)]) is None
+    assert capacity([], 0.99).watermark_low_qps is None
+    assert "below" in capacity([level(30)], 0.99).sentence
+
+
+# ---------------------------------------------------------------- the stimulus
+
+
+def gaps(process: str, rate: float, n: int, seed: int, shape: float = 1.0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    return rng.gamma(shape, 1 / (rate * shape), n) if process == "gamma" else rng.exponential(1 / rate, n)
+
+
+@pytest.mark.parametrize(("process", "shape"), [("poisson", 1.0), ("gamma", 0.5), ("gamma", 4.0)])
+def test_gap_test_has_its_nominal_size_and_sees_another_process(process: str, shape: float) -> None:
+    p = [gap_test(gaps(process, 20, 400, s, shape), process, 20, shape)[1] for s in range(200)]
+    # uniform p: 10 % below .1; 200 draws: 20 +- 4 * 4.24
+    assert 4 <= sum(x < 0.1 for x in p) <= 37
+    other = gaps("gamma", 20, 1500, 1, 4.0 if shape != 4.0 else 1.0)
+    distance, p_other = gap_test(other, process, 20, shape)
+    assert p_other < 1e-4 and distance > 0.05
+
+
+def test_gap_test_sees_a_wrong_rate_and_needs_gaps() -> None:
+    assert gap_test(gaps("poisson", 25, 1500, 1), "poisson", 20, 1.0)[1] < 1e-4
+    assert gap_test(np.ones(5), "poisson", 20, 1.0) is None
+    assert gap_test(np.ones(500), "trace", 20, 1.0) is None
+
+
+def test_dispersion_of_poisson_and_of_a_clock() -> None:
+    times = np.cumsum(gaps("poisson", 30, 3000, 4))
+    index, p = dispersion(times, 0, 100)
+    assert index == pytest.approx(1, abs=0.45) and p > 1e-4  # sd of the index: sqrt(2/99) = .14
+    index, p = dispersion(np.arange(0.01, 100, 1 / 30), 0, 100)
+    assert index < 0.1 and p < 1e-6
+    assert dispersion(times, 0, 5) == (None, None)
+
+
+def test_drift_by_hand() -> None:
+    # 60 arrivals before the middle, 40 after: (100 - 120)/10 = -2
+    assert drift_z(np.concatenate([np.full(60, 1.0), np.full(40, 9.0)]), 0, 10) == -2
+
+
+def check(intended: np.ndarray, sent: np.ndarray, **over: object):
+    base = dict(intended_s=intended, sent_s=sent, t0=0.0, t1=50.0, process="poisson", offered_qps=20.0, burstiness=1.0,
+                varying_rate=False, health=ClientHealth(0.001, 0.3, 1.0), ttft_deadline_s=0.8, stage=0,
+                sent_in_window=int(np.count_nonzero((sent >= 0) & (sent < 50))))  # fmt: skip
+    return stimulus(**{**base, **over})  # type: ignore[arg-type]
+
+
+def test_a_clean_stimulus() -> None:
+    times = np.cumsum(gaps("poisson", 20, 1100, 3))
+    times = times[times < 50]
+    found, reasons = check(times, times + 0.0003)
+    assert found.ok and not [r for r in reasons if r.severity == "invalid"]
+    assert found.gap_cv == pytest.approx(1, abs=0.1) and found.send_lag_p99_s == pytest.approx(0.0003)
+    assert found.planned == len(times) and abs(found.rate_error_ratio) < 0.005
+
+
+def test_constant_gaps() -> None:
+    times = np.arange(0.01, 50, 0.05)
+    assert check(times, times + 0.0002, process="constant")[0].ok
+    late = times + np.random.default_rng(1).exponential(0.012, len(times))
+    assert "INV-GAPS" in {r.reason_id for r in check(times, late, process="constant")[1]}
+
+
+def test_a_sender_that_lost_its_rate() -> None:
+    times = np.cumsum(gaps("poisson", 20, 1100, 3))
+    times = times[times < 50]
+    sent = times.copy()
+    sent[::20] = np.nan  # 5 %
+    found, reasons = check(times, sent)
+    assert not found.ok and "INV-RATE" in {r.reason_id for r in reasons} and found.rate_error_ratio == pytest.approx(-0.05, abs=0.01)
+
+
+def test_limits_of_lag_and_health() -> None:
+    assert lag_limit_s(0.8) == pytest.approx(0.04) and lag_limit_s(0.01) == 0.005
+    gauge = Gauge(*(np.array(x, dtype=float) for x in
+                    ([1, 2, 1, 2], [0, 0, 1, 1], [0, 0, 0, 0], [0.001, 0.002, 0.05, 0.001], [0.2, 0.3, 0.9, 0.8], [1, 1, 1, 1])))  # fmt: skip
+    health = client_health(gauge, 0, 10, 1.0)
+    assert health.loop_lag_p99_s == 0.05 and health.cpu_max_ratio == 0.9
+    assert client_health(None, 0, 10, None).cpu_max_ratio is None

@@ -1,0 +1,286 @@
+"""Gates, verdict and exit code, as tables; whole runs with one fault each."""
+from __future__ import annotations
+
+import json
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from analysis.analyse import analyse_run
+from analysis.gates import default_gates, evaluate
+from analysis.knee import capacity
+from analysis.verdict import Facts, exit_code, verdict
+from bench.records.analysis import Interval, Little, Percentiles, Reason, StageAnalysis, Stimulus
+from bench.records.request import LedgerProblem
+
+sys.path.insert(0, str(Path(__file__).parent))
+from synthetic import Faults, Service, StageSpec, default_config, write_run
+
+analyse = partial(analyse_run, models=False)
+QUICK = Service(mu=4.4)
+SLO = {"ttft_deadline_s": 0.8, "tpot_deadline_s": 0.1, "e2e_target_s": 2.0, "attainment_target": 0.99}
+
+
+def stage(index: int, qps: float, share: float, *, p95: float | None = 1.0, verdict: str = "MET",
+          steady: str = "STABLE", n: int = 1000, e2e_share: float = 0.99) -> StageAnalysis:  # fmt: skip
+    latency = {m: Percentiles(n, mean=0.5, p50=0.4, p90=0.8, p95=p95, p99=2.0, maximum=3.0,
+                              withheld={} if p95 is not None else {"p95": "60 values; 72 are needed"})
+               for m in ("ttft_s", "tpot_s", "e2e_s", "residence_s", "send_lag_s")}  # fmt: skip
+    share_interval = Interval(share, share - 0.004, min(1.0, share + 0.004), n=n)
+    reasons = [Reason("INV-LAG", "invalid", "send lag", "", index, 1, 0)] if verdict == "INVALID" else []
+    return StageAnalysis(
+        stage=index, repeat=0, name=f"{index:02d} chat @{qps:g}", offered_qps=qps, process="poisson", window_s=60, planned=n,
+        counts={"ok": int(n * share)}, arrival_qps=qps, completed_qps=qps, goodput_qps=qps * share, output_tps=1.0,
+        latency=latency, survivors=latency, attainment_ttft=share_interval, attainment_tpot=share_interval,
+        attainment_joint=share_interval, attainment_e2e=Interval(e2e_share, n=n), attainment_low=share, attainment_high=share,
+        attainment_survivors=share, binding_clause="none", verdict=verdict, stationarity=steady, in_flight_growth_qps=None,
+        little=Little(None, None, None, None, None, None, None, None, None), stimulus=Stimulus(n, n, qps, qps, 0.0),
+        reasons=reasons,
+    )  # fmt: skip
+
+
+def judge(stages: list[StageAnalysis], target: float | None = 20.0, gates: list[dict] | None = None, **facts: object):
+    found = [evaluate(g, stages, capacity([], 0.99), target) for g in default_gates(SLO, target or 0, gates or [])]
+    base = dict(gates=found, stages=stages, problems=[], csv_check={}, errors=[], target_qps=target, interrupted=False)
+    return verdict(Facts(**{**base, **facts}))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("stages", "target", "status"),
+    [
+        # the target is a stage
+        ([stage(0, 20, 0.995)], 20, "PASS"),
+        ([stage(0, 20, 0.98)], 20, "FAIL"),
+        # past the knee the sweep may fail as it likes
+        ([stage(0, 20, 0.995), stage(1, 30, 0.2)], 20, "PASS"),
+        ([stage(0, 10, 1.0), stage(1, 20, 0.9)], 20, "FAIL"),
+        # attainment holds, but P95 of the whole answer does not
+        ([stage(0, 20, 0.995, p95=2.5)], 20, "FAIL"),
+        # P95 withheld (60 arrivals): the share within the target decides the same question
+        ([stage(0, 20, 0.995, p95=None, n=60, e2e_share=0.96)], 20, "PASS"),
+        ([stage(0, 20, 0.995, p95=None, n=60, e2e_share=0.94)], 20, "FAIL"),
+        # between two stages: linear. .999 at 15 and .985 at 25 give .992 at 20; .97 at 25 gives .9845
+        ([stage(0, 15, 0.999), stage(1, 25, 0.985)], 20, "PASS"),
+        ([stage(0, 15, 0.999), stage(1, 25, 0.97)], 20, "FAIL"),
+        # only lower rates: a miss decides, a hit does not
+        ([stage(0, 15, 0.999)], 20, "INVALID"),
+        ([stage(0, 15, 0.9)], 20, "FAIL"),
+        # only higher rates: a hit decides, a miss does not
+        ([stage(0, 25, 0.999)], 20, "PASS"),
+        ([stage(0, 25, 0.9)], 20, "INVALID"),
+        # the deciding stage is INVALID
+        ([stage(0, 20, 0.995, verdict="INVALID")], 20, "INVALID"),
+        # another stage is INVALID
+        ([stage(0, 20, 0.995), stage(1, 40, 0.1, verdict="INVALID")], 20, "PASS"),
+        # an overloaded stage cannot hold
+        ([stage(0, 20, 0.995, steady="UNSTABLE", verdict="NOT_MET")], 20, "FAIL"),
+        # repeats are pooled: (.995 + .989)/2 = .992
+        ([stage(0, 20, 0.995), stage(1, 20, 0.989)], 20, "PASS"),
+        ([stage(0, 20, 0.995), stage(1, 20, 0.97)], 20, "FAIL"),
+        # nothing measured, no target
+        ([], 20, "INVALID"),
+        ([stage(0, 20, 0.0, verdict="EMPTY", n=0)], 20, "INVALID"),
+        ([stage(0, 20, 0.995)], None, "INVALID"),
+    ],
+)
+def test_status(stages: list[StageAnalysis], target: float | None, status: str) -> None:
+    found = judge(stages, target)
+    assert found.status == status, found
+    assert found.exit_code == {"PASS": 0, "FAIL": 1, "INVALID": 4}[status]
+    if status == "INVALID":
+        assert any(r.severity == "invalid" and r.text and r.next_step for r in found.reasons if r.reason_id != "INV-LAG") or \
+            any(r.reason_id == "INV-LAG" for r in found.reasons)
+
+
+@pytest.mark.parametrize(
+    ("gate", "status"),
+    [
+        ({"metric": "ttft", "statistic": "p99", "operator": "<=", "value": 2000}, "pass"),  # p99 2.0 s
+        ({"metric": "ttft", "statistic": "p99", "operator": "<", "value": 2000}, "fail"),
+        ({"metric": "e2e", "statistic": "mean", "operator": "<=", "value": 499}, "fail"),  # mean .5 s
+        ({"metric": "goodput_qps", "statistic": "value", "operator": ">=", "value": 19}, "pass"),  # 20 * .995
+        ({"metric": "error_ratio", "statistic": "value", "operator": "<=", "value": 0.001}, "fail"),  # .005
+        ({"metric": "attainment_ttft", "operator": ">=", "value": 0.99}, "pass"),
+        ({"metric": "ttft", "statistic": "max", "operator": "<=", "value": 2999, "at": "max"}, "fail"),  # 3 s
+        ({"metric": "ttft", "statistic": "p50", "operator": "<=", "value": 500, "at": "all"}, "pass"),
+        ({"metric": "ttft", "statistic": "p50", "operator": "<=", "value": 500, "at": 20}, "pass"),
+        ({"metric": "ttft", "statistic": "p50", "operator": "<=", "value": 500, "at": 90}, "not_measured"),
+        ({"metric": "itl_p99", "statistic": "value", "operator": "<=", "value": 5}, "not_measured"),
+        ({"metric": "knee_qps", "operator": ">=", "value": 5}, "not_measured"),
+        ({"metric": "ttft", "statistic": "p50", "operator": "~", "value": 5}, "not_measured"),
+    ],
+)
+def test_gate_grammar(gate: dict, status: str) -> None:
+    found = evaluate(gate, [stage(0, 20, 0.995)], capacity([], 0.99), 20)
+    assert found.status == status, found
+
+
+def test_a_configured_gate_takes_the_place_of_a_default() -> None:
+    slow = [stage(0, 20, 0.995, p95=2.5)]
+    relaxed = [{"metric": "e2e", "statistic": "p95", "operator": "<=", "value": 3000, "at": "target"}]
+    assert judge(slow).status == "FAIL" and judge(slow, gates=relaxed).status == "PASS"
+    warned = [dict(relaxed[0], value=1000, severity="warn")]
+    assert judge(slow, gates=warned).status == "PASS"
+
+
+@pytest.mark.parametrize(
+    ("codes", "expected"),
+    [([0], 0), ([1, 0], 1), ([4, 1], 4), ([3, 4], 3), ([2, 3, 4, 1, 5], 2), ([5, 1], 1), ([5], 5), ([130, 4], 130), ([], 0)],
+)
+def test_exit_code_priority(codes: list[int], expected: int) -> None:
+    assert exit_code(codes) == expected
+
+
+def test_run_wide_reasons_make_any_run_invalid() -> None:
+    good = [stage(0, 20, 0.995)]
+    assert judge(good, problems=[LedgerProblem("LED-009", "3 planned arrivals have no row", 3)]).status == "INVALID"
+    assert judge(good, problems=[LedgerProblem("LED-014", "stages.csv is missing")]).status == "PASS"
+    assert judge(good, csv_check={"present": True, "ok": False, "mismatches": ["x"]}).status == "INVALID"
+    assert judge(good, clock_bound_s=0.05).status == "INVALID" and judge(good, clock_bound_s=0.001).status == "PASS"
+
+
+def test_interrupted_keeps_its_status_and_changes_the_code() -> None:
+    found = judge([stage(0, 20, 0.995)], interrupted=True)
+    assert (found.status, found.exit_code, found.interrupted) == ("PASS", 130, True)
+    assert found.sentence.startswith("INTERRUPTED") and found.reasons[0].reason_id == "INTERRUPTED"
+
+
+# ------------------------------------------------------------------ whole runs, one fault each
+
+FAULTS = [
+    (Faults(unsent=0.03), "INV-RATE"),
+    (Faults(unsent=0.03), "INV-CAP"),
+    (Faults(send_lag_s=0.02), "INV-LAG"),  # exponential with mean 20 ms: p99 is 92 ms, limit 40 ms
+    (Faults(cpu_ratio=0.95, clock="user"), "INV-CPU"),
+    (Faults(loop_lag_s=0.01, clock="user"), "INV-LOOP"),  # p99 of an exponential: 46 ms, limit 20 ms
+    (Faults(flags={"burst": 0.2}), "INV-BURST"),
+    (Faults(flags={"short": 0.05}), "INV-SHORT"),
+]
+
+
+@pytest.mark.parametrize(("faults", "reason"), FAULTS, ids=[r for _, r in FAULTS])
+def test_each_fault_has_its_reason(tmp_path: Path, faults: Faults, reason: str) -> None:
+    found = analyse(write_run(tmp_path / "r", [StageSpec(20, 30, 5)], QUICK, faults=faults, workers=2))
+    said = [r for r in found.stages[0].reasons if r.reason_id == reason]
+    assert said and said[0].severity == "invalid" and said[0].next_step and said[0].limit is not None
+    assert found.stages[0].verdict == "INVALID" and found.verdict.status == "INVALID" and found.verdict.exit_code == 4
+    assert found.capacity.knee_qps is None
+
+
+def test_kernel_stamps_excuse_a_late_reader(tmp_path: Path) -> None:
+    faults = Faults(loop_lag_s=0.01, cpu_ratio=0.95, clock="kernel")
+    found = analyse(write_run(tmp_path / "r", [StageSpec(20, 30, 5)], QUICK, faults=faults))
+    assert found.verdict.status == "PASS"
+    assert {r.severity for r in found.stages[0].reasons if r.reason_id in ("INV-LOOP", "INV-CPU")} == {"warn"}
+
+
+def test_marks_of_the_master(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "r", [StageSpec(20, 30, 5)], QUICK)
+    text = (folder / "stages.csv").read_text().rstrip("\n")
+    for mark, reason in (("worker_lost", "INV-WORKER"), ("worker_joined", "INV-WORKER"), ("schedule_differs", "INV-PLAN")):
+        (folder / "stages.csv").write_text(text + mark + "\n")
+        found = analyse(folder)
+        assert reason in {r.reason_id for r in found.stages[0].reasons} and found.verdict.status == "INVALID"
+
+
+def test_zero_success_in_the_channel_is_exit_3(tmp_path: Path) -> None:
+    found = analyse(write_run(tmp_path / "r", [StageSpec(20, 20, 4)], QUICK, faults=Faults(error=1.0)))
+    assert found.verdict.status == "INVALID" and found.verdict.exit_code == 3
+    assert any(r.reason_id == "INV-CHANNEL" and "bench check" in r.next_step for r in found.verdict.reasons)
+    s = found.stages[0]
+    assert s.attainment_joint.value == 0 and s.latency["e2e_s"].p50 == float("inf") and s.survivors["e2e_s"].p50 is None
+    assert found.errors[0].code == "CH-RESET" and found.errors[0].layer == "channel" and found.errors[0].sample
+
+
+def test_zero_success_by_refusal_is_a_failure(tmp_path: Path) -> None:
+    found = analyse(write_run(tmp_path / "r", [StageSpec(20, 20, 4)], QUICK, faults=Faults(rejected=1.0)))
+    assert (found.verdict.status, found.verdict.exit_code) == ("FAIL", 1)
+    assert found.capacity.knee_kind == "below" and found.capacity.knee_qps is None
+
+
+def test_one_stage_and_one_token_answers(tmp_path: Path) -> None:
+    found = analyse(write_run(tmp_path / "r", [StageSpec(20, 20, 4)], QUICK, faults=Faults(one_token=1.0)))
+    s = found.stages[0]
+    assert found.verdict.status == "PASS" and s.attainment_tpot.value == 1.0
+    assert s.latency["tpot_s"].n == 0 and s.latency["tpot_s"].p50 is None
+    assert found.capacity.knee_kind == "at_least" and found.capacity.watermark_high_qps == pytest.approx(16)
+
+
+def test_a_stage_without_window_rows_is_empty(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "r", [StageSpec(20, 20, 20)], QUICK)  # all of it warm-up
+    found = analyse(folder)
+    assert found.stages[0].verdict == "EMPTY" and found.verdict.status == "INVALID"
+    assert any(r.reason_id == "INV-EMPTY" for r in found.verdict.reasons)
+
+
+def test_an_interrupted_run(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "r", [StageSpec(10, 20, 4), StageSpec(20, 20, 4)], QUICK, interrupted=True)
+    found = analyse(folder)
+    assert found.verdict.exit_code == 130 and found.verdict.interrupted and found.verdict.status == "PASS"
+
+
+def test_overload_past_the_target_is_a_finding(tmp_path: Path) -> None:
+    service = Service()
+    folder = write_run(tmp_path / "r", [StageSpec(q, 60, 10) for q in (15, 40)], service, target_qps=15)
+    found = analyse(folder)
+    assert found.verdict.status == "PASS"
+    over = found.stages[1]
+    assert over.stationarity == "UNSTABLE" and over.verdict == "NOT_MET"
+    assert over.in_flight_growth_qps == pytest.approx(40 - service.capacity_qps(), rel=0.35)
+    assert over.completed_qps == pytest.approx(service.capacity_qps(), rel=0.06)
+    assert "grows by" in next(r.text for r in over.reasons if r.reason_id == "UNSTABLE")
+    assert found.capacity.flattening_qps == pytest.approx(service.capacity_qps(), rel=0.06)
+    assert 15 <= found.capacity.knee_qps <= 40 and found.capacity.last_met_qps == 15
+
+
+def test_classes_have_deadlines_of_their_own(tmp_path: Path) -> None:
+    config = default_config(20)
+    config["classes"] = [{"name": "fast", "ttft_deadline_ms": 0.001}]
+    folder = write_run(tmp_path / "r", [StageSpec(20, 20, 4)], QUICK, config=config)
+    content = (folder / "requests.csv").read_text().splitlines(keepends=True)
+    content[1:] = [line.replace(",,s0-", ",fast,s0-") if i % 2 else line for i, line in enumerate(content[1:])]
+    (folder / "requests.csv").write_text("".join(content))
+    found = analyse(folder)
+    assert found.stages[0].attainment_ttft.value == pytest.approx(0.5, abs=0.02)
+
+
+def test_repeats_same_and_other_seeds(tmp_path: Path) -> None:
+    same = [StageSpec(20, 40, 5, seed=9, repeat=i) for i in range(3)]
+    found = analyse(write_run(tmp_path / "a", same, QUICK))
+    by = {r.statistic: r for r in found.repeatability}
+    assert by["e2e_p95_s"].same_seed and by["e2e_p95_s"].limit_ratio == 0.03 and by["e2e_p95_s"].ok is True
+    other = [StageSpec(20, 40, 5, repeat=i) for i in range(3)]
+    found = analyse(write_run(tmp_path / "b", other, QUICK))
+    by = {r.statistic: r for r in found.repeatability}
+    one = by["e2e_p95_s"]
+    assert not one.same_seed and one.limit_ratio == 0.15 and "attainable" in one.note and one.range_ratio > 0
+
+
+def test_repeats_beyond_capacity_are_unstable_not_failed(tmp_path: Path) -> None:
+    specs = [StageSpec(45, 40, 5, repeat=i) for i in range(2)]
+    found = analyse(write_run(tmp_path / "a", specs, Service(), target_qps=45))
+    assert all(r.ok is None and "beyond capacity" in r.note for r in found.repeatability)
+
+
+def test_every_id_is_documented() -> None:
+    """docs/verdicts.md has a heading or row for every id that the code can give."""
+    import re
+
+    root = Path(__file__).parents[2]
+    code = "".join(p.read_text() for p in (root / "analysis").glob("*.py"))
+    used = set(re.findall(r"\b((?:INV|LED|WARN|DIA)-[A-Z0-9]+)\b", code)) | {"SLO-MISS", "UNSTABLE", "INTERRUPTED"}
+    page = (root / "docs" / "verdicts.md").read_text()
+    assert used and not {i for i in used if f"`{i}`" not in page}
+    documented = set(re.findall(r"^\| `([A-Z0-9-]+)`", page, re.M))
+    assert documented == used  # and nothing that no longer exists
+
+
+def test_json_of_every_run_is_finite_text(tmp_path: Path) -> None:
+    from bench.records.analysis import from_json, to_json
+
+    found = analyse(write_run(tmp_path / "r", [StageSpec(20, 20, 4)], QUICK, faults=Faults(error=0.5, unsent=0.2)))
+    text = to_json(found)
+    json.loads(text, parse_constant=lambda c: pytest.fail(f"{c} in the document"))
+    assert from_json(text).stages == found.stages
