@@ -198,7 +198,7 @@ def test_missing_clauses_and_one_stage():
     assert any("2 replicas" in n for n in result["notes"])
 
 
-def test_a_million_rows_are_cut_and_said(demo):
+def test_a_million_rows_are_cut_and_said():
     rng = np.random.default_rng(1)
     n = 250_000
     stages = []
