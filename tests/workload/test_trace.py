@@ -99,7 +99,7 @@ def test_azure_columns_may_be_in_any_order_and_have_neighbours(tmp_path):
 
 def test_mooncake_rows_plain_and_gzip(tmp_path):
     text = '{"timestamp": 0, "input_length": 6758, "output_length": 500, "hash_ids": [0, 1]}\n\n{"timestamp": 1500, "input_length": 10, "output_length": 0}\n'
-    for raw in (text.encode(), gzip.compress(text.encode()), text.replace("\n", "\r\n").encode()):
+    for raw in (text.encode(), gzip.compress(text.encode(), mtime=0), text.replace("\n", "\r\n").encode()):
         trace = read_trace(write(tmp_path, raw))
         assert trace.time_us.tolist() == [0, 1_500_000]
         assert trace.output_tokens.tolist() == [500, 1] and trace.lifted == 1
@@ -126,7 +126,7 @@ def test_mooncake_rows_plain_and_gzip(tmp_path):
     ('{"timestamp": 1, "input_length": null, "output_length": 1}', "input_length is missing"),
     ('{"timestamp": 1, "input_length": 1, "output_length": 1}\n[1]\n', ":2: not a JSON object"),
     (b"\x1f\x8b\x08broken", "cannot be read"), (b"TIMESTAMP,ContextTokens,GeneratedTokens\n\xff\xfe", "cannot be read"), ("x" * 1_000_005, "line longer than"),
-    (gzip.compress(b"a" * 5000)[:20], "cannot be read"),
+    (gzip.compress(b"a" * 5000, mtime=0)[:20], "cannot be read"),
 ])  # fmt: skip
 def test_damaged_files_are_named_with_their_line(tmp_path, text, words):
     path = write(tmp_path, text)
