@@ -59,6 +59,11 @@ class Gate:
         self._waiter: Waiter | None = None
         self._stopped: Stopped | None = None
 
+    @property
+    def waiting(self) -> bool:
+        """A greenlet waits here now."""
+        return self._waiter is not None
+
     def check(self) -> None:
         """Raise Stopped when the hub has ended the opening."""
         if self._stopped is not None:

@@ -23,6 +23,7 @@ class IdlePool:
         self._idle: deque[Connection] = deque()
         self._idle_reuse_s = idle_reuse_s
         self._max_idle = max_idle
+        self._closed = False
         self.found_dead = 0
         self.expired = 0
 
@@ -42,7 +43,7 @@ class IdlePool:
 
     def give(self, connection: Connection, now_s: float) -> None:
         """Keep a connection for the next request."""
-        if self._idle_reuse_s <= 0.0 or self._max_idle <= 0:
+        if self._closed or self._idle_reuse_s <= 0.0 or self._max_idle <= 0:
             connection.close()
             return
         if len(self._idle) >= self._max_idle:
@@ -59,6 +60,7 @@ class IdlePool:
             self.expired += 1
 
     def close(self) -> None:
-        """Close all."""
+        """Close all; what is given from now on is closed too."""
+        self._closed = True
         while self._idle:
             self._idle.pop().close()

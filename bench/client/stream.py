@@ -93,10 +93,16 @@ class Stream:
             self._write(connection)
         except Stopped as stopped:
             self.fail(stopped.kind, stopped.detail)
+        except Exception as error:
+            self._bug(error)
+            raise
         except BaseException:
             # The greenlet is being killed: a user stopped by Locust, or the process ends.
             self.fail("CL-STOP", "the sender was stopped while it opened the stream")
             raise
+        finally:
+            if self._phase == DONE:
+                self._drop_connection()
 
     def _use(self, connection: Connection) -> None:
         self.connection = connection
@@ -106,34 +112,36 @@ class Stream:
         connection.uses += 1
 
     def _write(self, connection: Connection) -> None:
-        """Write the request, and stop early when the service answers before it has read it all."""
+        """Write the request; an answer that comes before all of it is read on the way, and may end the writing."""
         self._phase = WRITING
         self._write_s = time.monotonic()
         data = self._request if connection.tls is None else connection.tls.encrypt(self._request)
+        self._empty_ns = int(self._write_s * 1e9)
         view = memoryview(data)
-        early = False
         while view:
             self.send_at = time.monotonic()
             try:
                 view = view[connection.sock.send(view):]
             except BlockingIOError:
                 self._gate.wait_fd(connection.fd, READ | WRITE)
-                if not connection.is_quiet():
-                    early = True
-                    break
+                self._phase = READING
+                self.read_once()
+                if self._phase != READING:
+                    return
+                self._phase = WRITING
             except OSError as error:
                 # The service may have answered (413, 429) and closed without reading: the answer counts.
                 if not self._answer_waits(connection):
                     self._broken(error)
                     return
-                early = True
+                connection.reusable = False
                 break
         self._phase = READING
-        if early:
-            connection.reusable = False
         self.reader.send_at = self.send_at
-        self._empty_ns = int((self.send_at or 0.0) * 1e9)
-        connection.watcher.start(self._readable)
+        if self._answer_reads == 0:
+            self._empty_ns = int((self.send_at or 0.0) * 1e9)
+        if not self.lazy:
+            connection.watcher.start(self._readable)
 
     @staticmethod
     def _answer_waits(connection: Connection) -> bool:
@@ -325,7 +333,8 @@ class Stream:
         self._phase = DONE
         self._stop_lazy()
         connection = self.connection
-        if connection is not None:
+        # A socket that a greenlet waits for is closed by that greenlet: its number must not be reused before.
+        if connection is not None and not self._gate.waiting:
             self.connection = None
             if self.reader.complete and self.reader.keep_alive and connection.reusable and not connection.ended:
                 connection.watcher.stop()

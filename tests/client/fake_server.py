@@ -10,6 +10,7 @@ import socket
 import ssl
 import struct
 import threading
+import time
 from collections.abc import Callable
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -64,8 +65,8 @@ class FakeServer:
     """Accepts, reads requests, calls the script; a script that returns keeps the connection open."""
 
     def __init__(self, script: Callable[[Peer], None], *, context: ssl.SSLContext | None = None,
-                 family: socket.AddressFamily = socket.AF_INET) -> None:
-        self._script, self._context = script, context
+                 family: socket.AddressFamily = socket.AF_INET, pause_s: float = 0.0) -> None:
+        self._script, self._context, self._pause_s = script, context, pause_s
         host = "::1" if family == socket.AF_INET6 else "127.0.0.1"
         self._listener = socket.create_server((host, 0), family=family, backlog=2048)
         self.port = self._listener.getsockname()[1]
@@ -106,6 +107,7 @@ class FakeServer:
                 plain, sock = sock, self._context.wrap_socket(sock, server_side=True)
                 self._open.discard(plain)
                 self._open.add(sock)
+            time.sleep(self._pause_s)
             for turn in range(1000):
                 request = read_request(sock)
                 if request is None:
@@ -138,9 +140,12 @@ def read_request(sock: socket.socket) -> tuple[bytes, bytes] | None:
         name, _, value = line.partition(b":")
         if name.lower() == b"content-length":
             length = int(value)
-    while len(body) < length:
+    parts = [body]
+    left = length - len(body)
+    while left > 0:
         part = sock.recv(65536)
         if not part:
             return None
-        body += part
-    return head, body
+        parts.append(part)
+        left -= len(part)
+    return head, b"".join(parts)

@@ -385,7 +385,7 @@ def test_no_descriptors_left_is_unsent() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with FakeServer(good) as server, transport(server.url) as made:
         assert ask(made)[0].status == "ok"
-        made.pool.close()
+        made.pool.expire(time.monotonic() + 60.0)
         gevent.sleep(0.02)
         probe = os.dup(0)
         os.close(probe)
@@ -417,6 +417,41 @@ def test_an_answer_before_the_request_was_read() -> None:
     with transport(f"http://127.0.0.1:{listener.getsockname()[1]}/v1") as made:
         (outcome,) = ask(made, body=b"x" * 30_000_000)
         assert outcome.http_status == 413 and outcome.status == "error"
+    thread.join(2.0)
+    listener.close()
+
+
+def test_a_request_that_nobody_reads() -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    with transport(f"http://127.0.0.1:{listener.getsockname()[1]}/v1", first_token_timeout_s=0.2) as made:
+        outcomes: list[Outcome] = []
+        sender = gevent.spawn(made.send, b"x" * 30_000_000, request_id="r", on_done=outcomes.append)
+        wait_for(lambda: bool(outcomes))
+        sender.join(1.0)
+        assert sender.ready() and sender.successful()
+        assert [(o.status, o.code) for o in outcomes] == [("timeout", "CH-TO-FIRST")]
+    listener.close()
+
+
+def test_an_answer_that_streams_while_we_write() -> None:
+    """A service may answer before it has read everything, and read on."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        sock, _ = listener.accept()
+        sock.recv(1000)
+        sock.sendall(fake.HEAD + fake.chunk(fake.EVENT))
+        time.sleep(0.1)
+        left = 12_000_000 - 1000  # at least so much is left, whatever the header block took
+        while left > 0:
+            left -= len(sock.recv(1_000_000))
+        sock.sendall(fake.chunk(fake.FINISH) + fake.chunk(fake.DONE) + fake.LAST)
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    with transport(f"http://127.0.0.1:{listener.getsockname()[1]}/v1") as made:
+        (outcome,) = ask(made, body=b"x" * 12_000_000)
+        assert outcome.status == "ok" and outcome.first_token_at < outcome.send_at
     thread.join(2.0)
     listener.close()
 

@@ -161,6 +161,14 @@ def test_a_cut_inside_a_tls_answer(tls: dict[str, Any]) -> None:
         assert ask(made)[0].status == "truncated"
 
 
+def test_a_large_request_to_a_slow_reader(tls: dict[str, Any]) -> None:
+    """Session tickets are readable while we still write; they are no answer."""
+    with FakeServer(good, context=tls["context"], pause_s=0.15) as server, \
+            transport(server.url, ca_file=tls["ca"]) as made:
+        (outcome,) = ask(made, body=b"x" * 12_000_000)
+        assert outcome.status == "ok" and len(server.requests[0][1]) == 12_000_000
+
+
 def test_a_ca_file_that_is_none(tmp_path: Path) -> None:
     for name, text in (("missing.pem", None), ("empty.pem", ""), ("text.pem", "no certificate")):
         path = tmp_path / name
