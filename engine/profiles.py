@@ -8,7 +8,7 @@ Output: `Profile`, the coefficients of
 T tokens of the step, n decoding sequences, K cached tokens read (context of all scheduled sequences before the
 step), o overhead of the host. Two lines because a step costs a weight read (a0) up to about 128 tokens and is
 bound by arithmetic (b1) beyond.
-Does not: claim absolute milliseconds. The form is good to about 10 %, worst between 256 and 512 tokens; without a
+Does not: claim absolute milliseconds. The form is good to about 10 %, at worst 14 % between 128 and 512 tokens; without a
 run on a GPU the profiles claim the order of devices and the place of the knee (docs/engine.md).
 
 Source: linear parts fitted from the kernel profiles of Vidur (microsoft/vidur 7d47513, MLSys 2024); the KV term is
@@ -89,9 +89,11 @@ _ALL = (
     _vidur("a40-llama2-7b", "A40 48 GB, Llama-2-7B", (24.9, 54, 1.6, 127), 942, 524_288, 52_000, 6.7, 25.0),
     _vidur("l4-8b", "L4 24 GB, Llama-3-8B", (63, 20, 2, 265), 546, 131_072, 30_000, 14.0, 25.0, kind="guess",
            source="roofline: 300 GB/s, 121 TFLOPS, MFU 0.5", origin=_ROOFLINE),
-    _vidur("a100-70b-tp4", "4 x A100 80 GB, Llama-3-70B", (30.4, 101, 81, 162), 51, 327_680, 490_000, 4.2, 100.0),
+    # Of the two lines the larger counts, so the second must lie below the first at small steps. The best lines above
+    # 1,000 tokens do not (81 ms + 162 us here, 13.6 ms + 41.7 us for h100-70b-tp8); these two are fitted from 256 on.
+    _vidur("a100-70b-tp4", "4 x A100 80 GB, Llama-3-70B", (30.4, 101, 18, 180), 51, 327_680, 490_000, 4.2, 100.0),
     _vidur("h100-70b-tp4", "4 x H100 80 GB, Llama-2-70B", (21.6, 0, 6.8, 67.5), 31, 327_680, 490_000, 1.4, 200.0),
-    _vidur("h100-70b-tp8", "8 x H100 80 GB, Llama-2-70B", (13.4, 25, 13.6, 41.7), 15, 327_680, 1_400_000, 0.7, 400.0),
+    _vidur("h100-70b-tp8", "8 x H100 80 GB, Llama-2-70B", (13.4, 25, 8.7, 41.8), 15, 327_680, 1_400_000, 0.7, 400.0),
     # alpha 0.6 ms, beta 0.04 ms per decoding sequence, gamma 8 us per prompt token: the reference shape of the
     # analysis pages, five to ten times faster than one GPU. b0 counts each token, so decoding adds 32 us to it.
     Profile("reference-shape", "synthetic: 0.6 ms + 0.04 ms/sequence + 8 us/prompt token", 0.0006, 8e-6, 0.0, 0.0, 0.0,
