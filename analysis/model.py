@@ -44,7 +44,8 @@ def fit_and_predict(
     """The model part of the analysis, plain JSON types only (`docs/queueing.md` section 8).
 
     `slo`: ttft_deadline_s, tpot_deadline_s, e2e_target_s, attainment_target (as `Analysis.slo`).
-    `lengths`: planned (input_tokens, output_tokens) samples; None takes those of the calibration.
+    `lengths`: planned (input_tokens, output_tokens) samples; None takes those of the stages
+    without failures.
     Never raises for what is in the data: a model that cannot be made is `fit: None` and a note.
     """
     deadlines = slo if isinstance(slo, Deadlines) else _deadlines(slo)
@@ -77,7 +78,7 @@ def fit_and_predict(
         return report
     if process not in ("constant", "poisson", "gamma"):
         report["notes"].append(f"arrival process {process!r}: the predicted knee assumes Poisson arrivals instead")
-    sample = length_sample(chosen, prepared, lengths)
+    sample = length_sample(prepared, lengths)
     describe_fit(report, fitted, chosen, lengths_of(*sample), max_num_seqs)
     # without a known limit the batch is never full: as many slots as there are requests
     seqs = max_num_seqs or max(int(max(stage.start_s.size for stage in prepared)), 1)

@@ -24,7 +24,7 @@ MAX_REPLAY_ROWS = 30_000  # per stage: 0.1 s of replay
 MAX_FAILED_RATIO = 0.02  # of a calibration stage: failures hold slots the clock cannot see
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class StageArrays:
     """One stage as arrays of shape (n,), one entry per planned arrival, warm-up and drain included.
 
@@ -57,7 +57,7 @@ class StageArrays:
         return self.send_s if self.intended_s is None else self.intended_s
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Stage:
     """A stage prepared for the models: sorted by start, finite, cut to the bound."""
 
@@ -155,23 +155,21 @@ def choose_calibration(stages: Sequence[Stage], notes: list[str]) -> list[Stage]
 
 
 def length_sample(
-    chosen: list[Stage], stages: list[Stage], lengths: tuple[np.ndarray, np.ndarray] | None
+    stages: Sequence[Stage], lengths: tuple[np.ndarray, np.ndarray] | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(input, output) token samples of equal size: as given, else the pinned plan of all stages, else the
-    calibration rows."""
+    """(input, output) token samples of equal size: as given, else of all stages that can tell.
+
+    A stage tells when its lengths are pinned, or when next to nothing failed in it: the survivors of a
+    failing stage are the short ones. Lengths are no latencies, so predicted stages may contribute.
+    """
     if lengths is not None and len(lengths[0]) and len(lengths[0]) == len(lengths[1]):
         sample = [np.asarray(a, dtype=float) for a in lengths]
         keep = np.isfinite(sample[0]) & np.isfinite(sample[1]) & (sample[1] >= 1)
         if keep.any():
             return sample[0][keep], sample[1][keep]
-    known = chosen
-    if all(s.source.max_tokens is not None for s in stages):
-        known = stages
+    known = [s for s in stages if s.source.max_tokens is not None or s.failed_ratio <= MAX_FAILED_RATIO]
     prompt = np.concatenate([s.input_tokens for s in known])
     output = np.concatenate([s.output_tokens for s in known])
-    keep = np.isfinite(prompt) & np.isfinite(output) & (output >= 1)
-    if known is chosen:
-        keep &= np.concatenate([s.complete for s in known])
+    usable = np.concatenate([s.complete | (s.source.max_tokens is not None) for s in known])
+    keep = usable & np.isfinite(prompt) & np.isfinite(output) & (output >= 1)
     return prompt[keep], output[keep]
-
-
