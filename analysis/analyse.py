@@ -178,7 +178,9 @@ def _check_seeds(rows: list[StageRow], raw: dict[str, Any], problems: list[Ledge
         by_rate.setdefault(row.offered_qps, set()).add(row.seed)
     mixed = [rate for rate, seeds in by_rate.items() if len(seeds) > 1]
     if same and mixed:
-        text = f"repeats were to send the same load, but seeds differ at {', '.join(f'{r:g}' for r in mixed)} requests/s"
+        text = (
+            f"repeats were to send the same load, but seeds differ at {', '.join(f'{r:g}' for r in mixed)} requests/s"
+        )
         problems.append(LedgerProblem("LED-018", text, len(mixed)))
 
 
@@ -274,8 +276,9 @@ def _model(
             end = min(end, float(c["intended_s"][mine[-1]]))
         prompt = np.where(np.isfinite(c["prompt_tokens"][mine]), c["prompt_tokens"][mine], c["input_tokens"][mine])
         stages.append(StageArrays(
-            stage=row.stage, offered_qps=row.offered_qps, send_s=c["sent_s"][mine], first_token_s=c["first_token_s"][mine],
-            last_token_s=c["last_token_s"][mine], done_s=c["done_s"][mine], input_tokens=prompt,
+            stage=row.stage, offered_qps=row.offered_qps, send_s=c["sent_s"][mine],
+            first_token_s=c["first_token_s"][mine], last_token_s=c["last_token_s"][mine],
+            done_s=c["done_s"][mine], input_tokens=prompt,
             output_tokens=c["output_tokens"][mine], ok=(checked.status[mine] == load.OK) & ~checked.impossible[mine],
             window_start_s=row.window_start_s, window_end_s=end, intended_s=c["intended_s"][mine],
             valid=public.verdict != "INVALID", stationarity=public.stationarity, name=row.name,
@@ -346,9 +349,7 @@ def _clock_bound(raw: dict[str, Any]) -> float | None:
     return max(known) if known else None
 
 
-def _ledger_summary(
-    checked: load.Checked, rows: list[StageRow], problems: list[LedgerProblem]
-) -> dict[str, Any]:
+def _ledger_summary(checked: load.Checked, rows: list[StageRow], problems: list[LedgerProblem]) -> dict[str, Any]:
     return {
         "rows": checked.ledger.rows,
         "planned": sum(r.planned for r in rows),
@@ -392,7 +393,9 @@ def _figure(name: str, kind: str, requests: int, failures: int, values: np.ndarr
     values = np.sort(values[np.isfinite(values)])
     exact = {}
     if len(values):
-        exact = {c: float(values[locust_csv.locust_rank(len(values), p)]) for c, p in locust_csv.PERCENTILE_COLUMNS.items()}
+        exact = {
+            c: float(values[locust_csv.locust_rank(len(values), p)]) for c, p in locust_csv.PERCENTILE_COLUMNS.items()
+        }
     mean = float(values.mean()) if len(values) else None
     return locust_csv.LedgerFigures(name, kind, requests, failures, mean, exact)
 

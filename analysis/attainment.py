@@ -94,7 +94,7 @@ def share_interval(hit: np.ndarray) -> Interval:
 
 
 def decide(interval: Interval, target: float) -> str:
-    """"MET", "NOT_MET" or "UNDECIDED": where the interval lies against the target."""
+    """ "MET", "NOT_MET" or "UNDECIDED": where the interval lies against the target."""
     if interval.value is None or interval.low is None or interval.high is None:
         return "UNDECIDED"
     if interval.low >= target:

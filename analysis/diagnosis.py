@@ -46,7 +46,8 @@ def _floor(stages: list[StageAnalysis], slo: Slo) -> list[Reason]:
         p50 = low.survivors[metric].p50
         if p50 is not None and math.isfinite(p50) and p50 > deadline:
             text = (
-                f"the {word} deadline of {deadline * 1e3:.0f} ms lies under the idle floor: at {low.offered_qps:g} requests/s "
+                f"the {word} deadline of {deadline * 1e3:.0f} ms lies under the idle floor: at "
+                f"{low.offered_qps:g} requests/s "
                 f"half of the answers already take {p50 * 1e3:.0f} ms, so attainment cannot be high at any rate"
             )
             fix = "run the smoke shape (2 requests/s), take its p99 as the floor and set the deadline above it"
@@ -64,13 +65,17 @@ def _clause(stages: list[StageAnalysis], slo: Slo) -> list[Reason]:
         if p50 > slo.e2e_target_s:
             continue
         words = {
-            "failures": f"{s.planned - s.counts.get('ok', 0)} of {s.planned} arrivals failed or were refused, and stay in the denominator",
+            "failures": f"{s.planned - s.counts.get('ok', 0)} of {s.planned} arrivals failed or were refused, "
+            "and stay in the denominator",
             "ttft": f"TTFT: only {s.attainment_ttft.value or 0:.2%} of all arrivals have their first token in time",
             "tpot": f"TPOT: only {s.attainment_tpot.value or 0:.2%} of all arrivals keep the token pace",
         }.get(s.binding_clause)
         if words is None:
             continue
-        text = f"attainment at {s.offered_qps:g} requests/s is {joint:.2%} though the median answer takes {p50:.2f} s; the cause is {words}"
+        text = (
+            f"attainment at {s.offered_qps:g} requests/s is {joint:.2%} though the median answer takes "
+            f"{p50:.2f} s; the cause is {words}"
+        )
         fix = "read attainment per clause; do not compare a median with an SLO on all arrivals"
         out.append(Reason("DIA-CLAUSE", "info", text, fix, s.stage, joint, slo.attainment_target))
     return out[:3]
@@ -84,7 +89,8 @@ def _rejects(stages: list[StageAnalysis], slo: Slo) -> list[Reason]:
         alive, joint = s.attainment_survivors, s.attainment_joint.value
         if share > 0.005 and alive is not None and joint is not None and alive - joint > 0.005:
             text = (
-                f"rejections bought the latency at {s.offered_qps:g} requests/s: {share:.1%} of the arrivals were refused; "
+                f"rejections bought the latency at {s.offered_qps:g} requests/s: {share:.1%} of the arrivals "
+                "were refused; "
                 f"{alive:.2%} of the answered meet the SLO, {joint:.2%} of all arrivals do"
             )
             fix = "compare with admission off at the same seed; count what clients do after a refusal (retry-after)"
@@ -115,11 +121,15 @@ def _contradiction(stages: list[StageAnalysis], slo: Slo) -> list[Reason]:
         return []
     p95 = low.latency["e2e_s"].p95
     text = (
-        f"even at {low.offered_qps:g} requests/s, where {low.attainment_joint.value:.2%} meet the TTFT and TPOT deadlines, only "
+        f"even at {low.offered_qps:g} requests/s, where {low.attainment_joint.value:.2%} meet the TTFT and TPOT "
+        "deadlines, only "
         f"{low.attainment_e2e.value:.2%} end within {slo.e2e_target_s:g} s"
     )
     text += f" (P95 is {p95:.2f} s)" if p95 is not None and math.isfinite(p95) else ""
-    fix = "the answers are too long for this P95 target: P95 length x TPOT must fit in it; change the target or the lengths"
+    fix = (
+        "the answers are too long for this P95 target: P95 length x TPOT must fit in it; change the target or "
+        "the lengths"
+    )
     return [Reason("DIA-TARGETS", "info", text, fix, low.stage, low.attainment_e2e.value, 0.95)]
 
 
@@ -131,9 +141,14 @@ def _buffering(stages: list[StageAnalysis]) -> list[Reason]:
         burst = s.flags.get("burst", 0.0)
         if ttft is None or e2e is None or not e2e:
             continue
-        if ttft / e2e > 0.9 and (burst > 0.05 or (s.survivors["tpot_s"].p50 or 1) < 5e-4) and s.stationarity != "UNSTABLE":
+        if (
+            ttft / e2e > 0.9
+            and (burst > 0.05 or (s.survivors["tpot_s"].p50 or 1) < 5e-4)
+            and s.stationarity != "UNSTABLE"
+        ):
             text = (
-                f"TTFT is {ttft / e2e:.0%} of the whole answer at {s.offered_qps:g} requests/s and {burst:.0%} of the streams "
+                f"TTFT is {ttft / e2e:.0%} of the whole answer at {s.offered_qps:g} requests/s and {burst:.0%} "
+                "of the streams "
                 "arrive in bursts: a proxy or the service buffers the stream"
             )
             fix = "send one request around the proxy with `bench probe`, or switch off its response buffering"
@@ -153,10 +168,15 @@ def _falling_throughput(stages: list[StageAnalysis]) -> list[Reason]:
         return []
     s = grown[0]
     text = (
-        f"throughput falls from {best.completed_qps:.2f} to {s.completed_qps:.2f} requests/s while in-flight rises from "
-        f"{best.little.in_flight_mean_integral or 0:.0f} to {s.little.in_flight_mean_integral or 0:.0f}: the batch is past its useful size"
+        f"throughput falls from {best.completed_qps:.2f} to {s.completed_qps:.2f} requests/s while in-flight "
+        "rises from "
+        f"{best.little.in_flight_mean_integral or 0:.0f} to {s.little.in_flight_mean_integral or 0:.0f}: the "
+        "batch is past its useful size"
     )
-    fix = "sweep max_num_seqs (for example 8, 16, 32) at this rate, plot throughput against it and set the cap where the gain ends"
+    fix = (
+        "sweep max_num_seqs (for example 8, 16, 32) at this rate, plot throughput against it and set the cap "
+        "where the gain ends"
+    )
     return [Reason("DIA-BATCH", "info", text, fix, s.stage, s.completed_qps, best.completed_qps)]
 
 
@@ -178,7 +198,8 @@ def _prefill(stages: list[StageAnalysis], checked: Checked) -> list[Reason]:
         return []
     slope = float(np.polyfit(tokens[known], ttft[known], 1)[0])
     text = (
-        f"prefill dominates: at {low.offered_qps:g} requests/s TTFT is {share:.0%} of an answer and follows the prompt length "
+        f"prefill dominates: at {low.offered_qps:g} requests/s TTFT is {share:.0%} of an answer and follows the "
+        "prompt length "
         f"(correlation {r:.2f}, {slope * 1e6:.1f} µs per prompt token)"
     )
     fix = "repeat the stage with half the prompt length; try prefix caching or a larger max_num_batched_tokens"
@@ -199,7 +220,10 @@ def _churn(stages: list[StageAnalysis], checked: Checked) -> list[Reason]:
     cost = c["connect_s"][new]
     cost = cost[np.isfinite(cost)]
     median = float(np.median(cost)) if len(cost) else 0.0
-    text = f"{share:.0%} of {total} requests opened a new connection (median {median * 1e3:.1f} ms each): keep-alive does not work"
+    text = (
+        f"{share:.0%} of {total} requests opened a new connection (median {median * 1e3:.1f} ms each): "
+        "keep-alive does not work"
+    )
     fix = "check the service's keep-alive timeout and `Connection: close`; compare TTFT of new and reused connections"
     return [Reason("DIA-CHURN", "info", text, fix, None, share, 0.8)]
 
@@ -224,7 +248,10 @@ def _kv(stages: list[StageAnalysis], server: ServerGauge | None) -> list[Reason]
                 f"KV memory binds at {s.offered_qps:g} requests/s: above 95 % in {high:.0%} of the samples, "
                 f"{float(waiting.mean()) if len(waiting) else 0:.1f} waiting on average, {moved:.0f} preemptions"
             )
-            fix = "lower kv_reserve_ratio or max_model_len, or halve the output lengths at the same seed: the knee should move"
+            fix = (
+                "lower kv_reserve_ratio or max_model_len, or halve the output lengths at the same seed: the "
+                "knee should move"
+            )
             return [Reason("DIA-KV", "info", text, fix, s.stage, high, 0.2)]
     return []
 
@@ -242,6 +269,9 @@ def _overhead(stages: list[StageAnalysis]) -> list[Reason]:
                 f"{outside * 1e3:.0f} ms of each request at {s.offered_qps:g} requests/s pass outside the engine "
                 f"({outside / law.residence_mean_s:.0%} of its residence): HTTP queue, tokenizer, proxy or network"
             )
-            fix = "compare with a request from the service's own machine; look at the scheduler's step overhead at this batch size"
+            fix = (
+                "compare with a request from the service's own machine; look at the scheduler's step overhead "
+                "at this batch size"
+            )
             out.append(Reason("DIA-OUTSIDE", "info", text, fix, s.stage, outside, 0.1 * law.residence_mean_s))
     return out[-1:]

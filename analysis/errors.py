@@ -48,8 +48,13 @@ def error_groups(checked: Checked) -> list[ErrorGroup]:
         kind = full.get("error_kind") or STATUSES[int(status[row])]
         groups.append(
             ErrorGroup(
-                layer=layer_of(name, int(status[row])), code=name or STATUSES[int(status[row])].upper(), error_kind=kind,
-                stage=int(ledger["stage"][row]), count=int(count[k]), first_s=float(begin[k]), last_s=float(end[k]),
+                layer=layer_of(name, int(status[row])),
+                code=name or STATUSES[int(status[row])].upper(),
+                error_kind=kind,
+                stage=int(ledger["stage"][row]),
+                count=int(count[k]),
+                first_s=float(begin[k]),
+                last_s=float(end[k]),
                 sample=full.get("detail", "")[:200],
             )  # fmt: skip
         )

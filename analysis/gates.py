@@ -52,6 +52,7 @@ def usable(stage: StageAnalysis) -> bool:
 
 def locate(stages: list[StageAnalysis], qps: float) -> Place:
     """Stages at `qps`, and the nearest valid ones on either side."""
+
     def near(s: StageAnalysis) -> bool:
         return abs(s.offered_qps - qps) <= SAME_RATE * max(qps, 1.0)
 
@@ -92,15 +93,13 @@ def default_gates(slo: dict[str, float], target_qps: float, configured: list[dic
         {"metric": "attainment", "statistic": "value", "operator": ">=", "value": slo["attainment_target"],
          "at": "target", "severity": "fail"},
         {"metric": "e2e", "statistic": "p95", "operator": "<=", "value": slo["e2e_target_s"] * 1e3,
-         "at": "target", "severity": "fail"},
+         "at": "target", "severity": "fail", "by_share": True},
     ]  # fmt: skip
     taken = {(g.get("metric"), g.get("statistic", "value")) for g in configured if g.get("at", "target") == "target"}
     return [g for g in wanted if (g["metric"], g["statistic"]) not in taken] + list(configured)
 
 
-def evaluate(
-    spec: dict[str, Any], stages: list[StageAnalysis], capacity: Capacity, target_qps: float | None
-) -> Gate:
+def evaluate(spec: dict[str, Any], stages: list[StageAnalysis], capacity: Capacity, target_qps: float | None) -> Gate:
     """One gate, measured and compared."""
     metric, statistic = spec.get("metric", ""), spec.get("statistic", "value")
     operator, at = spec.get("operator", "<="), spec.get("at", "target")
@@ -124,7 +123,7 @@ def evaluate(
         rate = target_qps if at == "target" else _as_rate(at)
         if at == "max":
             rate = max((s.offered_qps for s in stages if s.verdict != "EMPTY"), default=None)
-        _rate_gate(gate, stages, rate)
+        _rate_gate(gate, stages, rate, bool(spec.get("by_share")))
     else:
         _all_gate(gate, stages)
     return gate
@@ -147,7 +146,7 @@ def _compare(gate: Gate, measured: float | None, text: str) -> None:
     gate.status = "pass" if OPERATORS[gate.operator](measured, gate.limit) else "fail"
 
 
-def _rate_gate(gate: Gate, stages: list[StageAnalysis], rate: float | None) -> None:
+def _rate_gate(gate: Gate, stages: list[StageAnalysis], rate: float | None, by_share: bool) -> None:
     if rate is None:
         gate.text = "no stage was measured"
         return
@@ -166,9 +165,11 @@ def _rate_gate(gate: Gate, stages: list[StageAnalysis], rate: float | None) -> N
         _unstable_fails(gate, place)
         return
     if place.exact:
-        _compare_worst(gate, place.exact, f"measured at {rate:g} requests/s")
+        _compare_worst(gate, place.exact, f"measured at {rate:g} requests/s", by_share)
     elif place.below and place.above:
-        _compare_worst(gate, place.above, f"{rate:g} was not measured: taken at the next rate, {place.above[0].offered_qps:g}")
+        _compare_worst(
+            gate, place.above, f"{rate:g} was not measured: taken at the next rate, {place.above[0].offered_qps:g}"
+        )
         if gate.status == "fail":
             _between(gate, place, rate)
     else:
@@ -177,7 +178,11 @@ def _rate_gate(gate: Gate, stages: list[StageAnalysis], rate: float | None) -> N
 
 def _unstable_fails(gate: Gate, place: Place) -> None:
     """An overloaded stage cannot hold an SLO: its attainment only waits for a longer stage."""
-    if gate.status == "pass" and gate.operator in (">=", ">") and any(s.stationarity == "UNSTABLE" for s in place.exact):
+    if (
+        gate.status == "pass"
+        and gate.operator in (">=", ">")
+        and any(s.stationarity == "UNSTABLE" for s in place.exact)
+    ):
         gate.status = "fail"
         gate.text += "; UNSTABLE: in-flight grows, a longer stage would miss it"
 
@@ -193,7 +198,9 @@ def _between(gate: Gate, place: Place, rate: float) -> None:
     _compare(gate, value, f"{rate:g} was not measured: interpolated between {x0:g} ({low:.4g}) and {x1:g} ({high:.4g})")
 
 
-def _one_sided(gate: Gate, place: Place, rate: float, read: Callable[[tuple[StageAnalysis, ...]], float | None]) -> None:
+def _one_sided(
+    gate: Gate, place: Place, rate: float, read: Callable[[tuple[StageAnalysis, ...]], float | None]
+) -> None:
     """Only rates on one side were measured. A pass above, or a miss below, decides; nothing else does."""
     side = place.above or place.below
     if not side:
@@ -217,15 +224,16 @@ def _worst(gate: Gate, stages: tuple[StageAnalysis, ...]) -> tuple[float | None,
     return (max(values) if gate.operator in ("<=", "<") else min(values)), ""
 
 
-def _compare_worst(gate: Gate, stages: tuple[StageAnalysis, ...], how: str) -> None:
+def _compare_worst(gate: Gate, stages: tuple[StageAnalysis, ...], how: str, by_share: bool = False) -> None:
     value, note = _worst(gate, stages)
     many = " (worst of the repeats)" if len(stages) > 1 else ""
-    if value is None and gate.metric == "e2e" and gate.statistic == "p95" and gate.operator == "<=":
+    if value is None and by_share:
         # "P95 <= target" holds exactly when 95 % of all arrivals are within it, also for few arrivals.
         shares = [s.attainment_e2e.value for s in stages if s.attainment_e2e.value is not None]
         if shares and gate.limit is not None and len(shares) == len(stages):
             gate.status = "pass" if min(shares) >= 0.95 else "fail"
-            gate.text = f"{how}{many}; P95 itself is withheld ({note}); {min(shares):.2%} of all arrivals were within the target"
+            inside = f"{min(shares):.2%} of all arrivals were within the target"
+            gate.text = f"{how}{many}; P95 itself is withheld ({note}); {inside}"
             return
     _compare(gate, value, how + many + (f"; {note}" if note else ""))
 

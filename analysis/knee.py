@@ -190,9 +190,7 @@ def flattening(levels: list[Level]) -> float | None:
     return float(np.mean(flat)) if flat else None
 
 
-def capacity(
-    levels: list[Level], target: float, *, lambda_max_qps: float | None = None, note: str = ""
-) -> Capacity:
+def capacity(levels: list[Level], target: float, *, lambda_max_qps: float | None = None, note: str = "") -> Capacity:
     """Everything said about capacity. `lambda_max_qps`: from the batching model, when it was fitted."""
     found = crossing(levels, target)
     base = found.low if found.low is not None else None
@@ -216,7 +214,10 @@ def _sentence(found: Crossing, target: float) -> str:
     if found.kind == "none":
         return "No stage is valid, so nothing is said about capacity."
     if found.kind == "below":
-        return f"Fewer than {target:.2%} of all arrivals met the SLO at every rate; the knee lies below {found.high:g} requests/s."
+        return (
+            f"Fewer than {target:.2%} of all arrivals met the SLO at every rate; the knee lies below "
+            f"{found.high:g} requests/s."
+        )
     if found.kind == "at_least":
         return (
             f"Every measured rate held the SLO; the knee lies above {found.low:g} requests/s. Keep production at "

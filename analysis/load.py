@@ -307,7 +307,9 @@ def _join(parts: list[_Part], path: Path, problems: list[LedgerProblem]) -> Ledg
         with np.errstate(invalid="ignore"):
             values[np.isinf(values)] = np.nan
         if column in INT_COLUMNS:
-            columns[column] = np.where(np.isnan(values), -1, values).astype(np.int64 if column == "arrival" else np.int32)
+            columns[column] = np.where(np.isnan(values), -1, values).astype(
+                np.int64 if column == "arrival" else np.int32
+            )
     codes, names = {}, {}
     for column in CATEGORY_COLUMNS:
         codes[column], names[column] = _merge_categories(parts, column, rows)
@@ -414,7 +416,9 @@ def _stage_row(cells: dict[str, str]) -> StageRow:
                     raise ValueError(f"column {f.name} is missing or empty")
                 values[f.name] = None
             else:
-                values[f.name] = int(float(text)) if _STAGE_TYPES[f.name] is int and f.name != "seed" else _STAGE_TYPES[f.name](text)
+                values[f.name] = (
+                    int(float(text)) if _STAGE_TYPES[f.name] is int and f.name != "seed" else _STAGE_TYPES[f.name](text)
+                )
         else:
             values[f.name] = text or ""
     return StageRow(**values)

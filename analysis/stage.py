@@ -90,7 +90,9 @@ def analyse_stage(checked: Checked, row: StageRow, context: Context) -> StageRes
     found, deadlines = _hits(checked, window, values, ok, context)
     near = _near(ledger.columns, checked.impossible, t0, t1)
     flow = stationarity(*near[:2], t0, t1, batch=context.batch)
-    law = little(sent_s=near[0], done_s=near[1], worker=near[2], t0=t0, t1=t1, gauge=context.gauge, server=context.server)
+    law = little(
+        sent_s=near[0], done_s=near[1], worker=near[2], t0=t0, t1=t1, gauge=context.gauge, server=context.server
+    )
     if law.lambda_w and law.in_flight_mean_integral is not None:
         flow = stationarity(*near[:2], t0, t1, batch=context.batch,
                             little_residual=law.in_flight_mean_integral / law.lambda_w - 1)  # fmt: skip
@@ -159,7 +161,9 @@ def _hits(
     return found, (ttft_deadline, tpot_deadline)
 
 
-def _latency(values: dict[str, np.ndarray], ok: np.ndarray, states: float) -> tuple[dict[str, Percentiles], dict[str, Percentiles]]:
+def _latency(
+    values: dict[str, np.ndarray], ok: np.ndarray, states: float
+) -> tuple[dict[str, Percentiles], dict[str, Percentiles]]:
     """Percentiles over all arrivals, and over the answered ones only."""
     everyone, survivors = {}, {}
     for name in LATENCIES:
@@ -292,7 +296,9 @@ def _finish(
         s.reasons.append(Reason("INV-LITTLE", "invalid", s.little.note, "look for requests without a row, and for "
                                 "clock jumps, in log.txt", stage, s.little.gap_ratio_gauge, 0.02))  # fmt: skip
     elif s.little.in_flight_mean_gauge is not None and s.little.ok is None and s.planned:
-        s.reasons.append(Reason("WARN-GAUGE", "warn", s.little.note, "see loop lag; the client may have been blocked", stage))
+        s.reasons.append(
+            Reason("WARN-GAUGE", "warn", s.little.note, "see loop lag; the client may have been blocked", stage)
+        )
     if flow.verdict == "UNSTABLE" and not varying:
         s.reasons.append(_unstable_reason(s, flow))
     elif flow.verdict == "SUSPECT" and not varying:
@@ -301,7 +307,9 @@ def _finish(
     elif flow.verdict == "TOO_SHORT" and s.planned:
         need = f"at least {flow.needed_s:.0f} s" if flow.needed_s else "arrivals"
         text = f"the window of {s.window_s:.0f} s is too short to tell growth from a start; it needs {need}"
-        s.reasons.append(Reason("WARN-SHORT", "warn", text, "raise sweep.stage_duration_sec", stage, s.window_s, flow.needed_s))
+        s.reasons.append(
+            Reason("WARN-SHORT", "warn", text, "raise sweep.stage_duration_sec", stage, s.window_s, flow.needed_s)
+        )
     _sample_reasons(s, context)
     invalid = any(r.severity == "invalid" for r in s.reasons)
     if s.planned == 0 or "not_run" in s.marks:
@@ -330,7 +338,8 @@ def _recording_reasons(s: StageAnalysis, checked: Checked, window: np.ndarray) -
     out = []
     cap = int(np.count_nonzero((ledger.is_value("code", "CL-CAP") | ledger.is_value("code", "CL-FD"))[window]))
     if cap:
-        out.append(Reason("INV-CAP", "invalid", f"{cap} arrivals were not sent because the client ran out of streams or "
+        out.append(Reason("INV-CAP", "invalid", f"{cap} arrivals were not sent because the client ran out of "
+                                                "streams or "
                           "descriptors: the load was no longer open", "use more workers, or raise client.max_in_flight "
                           "and `ulimit -n`", stage, cap, 0))  # fmt: skip
     for mark in ("worker_lost", "worker_joined"):
@@ -343,13 +352,17 @@ def _recording_reasons(s: StageAnalysis, checked: Checked, window: np.ndarray) -
             out.append(Reason("INV-PLAN", "invalid", text, "use the same version and config on every machine", stage))
     burst = s.flags.get("burst", 0.0)
     if burst > BURST_LIMIT:
-        text = f"{burst:.1%} of the answers came in bursts (limit {BURST_LIMIT:.0%}): TPOT says nothing, TTFT is doubtful"
-        out.append(Reason("INV-BURST", "invalid", text, "switch off response buffering in the proxy in front of the service",
+        text = (
+            f"{burst:.1%} of the answers came in bursts (limit {BURST_LIMIT:.0%}): TPOT says nothing, TTFT is doubtful"
+        )
+        out.append(Reason("INV-BURST", "invalid", text, "switch off response buffering in the proxy in front of "
+                                                        "the service",
                           stage, burst, BURST_LIMIT))  # fmt: skip
     short = s.flags.get("short", 0.0)
     if short > SHORT_LIMIT:
         text = f"{short:.1%} of the answers are shorter than the asked length (limit {SHORT_LIMIT:.0%})"
-        out.append(Reason("INV-SHORT", "invalid", text, "the service must honour ignore_eos (or min_tokens); otherwise set "
+        out.append(Reason("INV-SHORT", "invalid", text, "the service must honour ignore_eos (or min_tokens); "
+                                                        "otherwise set "
                           "target.pin_length to false", stage, short, SHORT_LIMIT))  # fmt: skip
     steps = int(np.count_nonzero(checked.impossible[window]))
     if steps:
@@ -365,7 +378,8 @@ def _sample_reasons(s: StageAnalysis, context: Context) -> None:
     joint = s.attainment_joint
     if s.planned and joint.value is not None and att.decide(joint, target) == "UNDECIDED":
         text = (
-            f"attainment {joint.value:.4f} has the interval {joint.low:.4f} to {joint.high:.4f}, which holds the target "
+            f"attainment {joint.value:.4f} has the interval {joint.low:.4f} to {joint.high:.4f}, which holds the "
+            "target "
             f"{target:g}: not decided"
         )
         fix = f"even without a miss it takes {need} arrivals" if s.planned < need else "a longer stage decides it"
@@ -375,9 +389,13 @@ def _sample_reasons(s: StageAnalysis, context: Context) -> None:
         refused = s.counts.get("rejected", 0)
         text = f"{alive:.2%} of the answered requests met the SLO, but only {joint.value:.2%} of all arrivals"
         text += f" ({refused} were rejected)" if refused else ""
-        s.reasons.append(Reason("WARN-SURVIVORS", "warn", text, "the denominator is all arrivals: failures and rejections "
+        s.reasons.append(Reason("WARN-SURVIVORS", "warn", text, "the denominator is all arrivals: failures and "
+                                                                "rejections "
                                 "bought the latency", s.stage, joint.value, alive))  # fmt: skip
     open_rows = s.counts.get(STATUSES[TIMEOUT], 0)
     if s.attainment_high - s.attainment_low > 1e-9 and open_rows:
-        text = f"{open_rows} arrivals ended without an outcome; attainment lies between {s.attainment_low:.4f} and {s.attainment_high:.4f}"
+        text = (
+            f"{open_rows} arrivals ended without an outcome; attainment lies between {s.attainment_low:.4f} "
+            f"and {s.attainment_high:.4f}"
+        )
         s.reasons.append(Reason("WARN-OPEN", "info", text, "raise sweep.drain_limit_sec", s.stage))

@@ -51,7 +51,12 @@ class Stationarity:
 
 
 def stationarity(
-    sent_s: np.ndarray, done_s: np.ndarray, t0: float, t1: float, *, batch: float | None = None,
+    sent_s: np.ndarray,
+    done_s: np.ndarray,
+    t0: float,
+    t1: float,
+    *,
+    batch: float | None = None,
     little_residual: float | None = None,
 ) -> Stationarity:
     """The verdict for [t0, t1). `sent_s`, `done_s`: (n,) requests of the run near the window, seconds.

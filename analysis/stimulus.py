@@ -106,8 +106,18 @@ def drift_z(times_s: np.ndarray, t0: float, t1: float) -> float:
 
 
 def stimulus(
-    *, intended_s: np.ndarray, sent_s: np.ndarray, t0: float, t1: float, process: str, offered_qps: float,
-    burstiness: float, varying_rate: bool, health: ClientHealth, ttft_deadline_s: float, stage: int,
+    *,
+    intended_s: np.ndarray,
+    sent_s: np.ndarray,
+    t0: float,
+    t1: float,
+    process: str,
+    offered_qps: float,
+    burstiness: float,
+    varying_rate: bool,
+    health: ClientHealth,
+    ttft_deadline_s: float,
+    stage: int,
     sent_in_window: int,
 ) -> tuple[Stimulus, list[Reason]]:
     """Planned against delivered over [t0, t1), and what is wrong with it.
@@ -170,7 +180,9 @@ def _gap_reasons(
     if process == "constant" and not varying_rate and len(gaps) >= MIN_GAPS and s.gap_cv is not None:
         spread = float(gaps.std())
         if s.gap_cv > CONSTANT_CV and spread > LAG_FLOOR_S:
-            text = f"gaps between sends vary by {s.gap_cv:.0%} (sd {spread * 1e3:.1f} ms); constant spacing was asked for"
+            text = (
+                f"gaps between sends vary by {s.gap_cv:.0%} (sd {spread * 1e3:.1f} ms); constant spacing was asked for"
+            )
             return [Reason("INV-GAPS", "invalid", text, "see the send lag; use more workers or a quieter machine",
                            stage, s.gap_cv, CONSTANT_CV)]  # fmt: skip
         return []
@@ -194,7 +206,8 @@ def _client_reasons(s: Stimulus, health: ClientHealth, ttft_deadline_s: float, s
     limit = lag_limit_s(ttft_deadline_s)
     if s.send_lag_p99_s is not None and s.send_lag_p99_s > limit:
         text = f"send lag p99 is {s.send_lag_p99_s * 1e3:.1f} ms (limit {limit * 1e3:.1f} ms): our own sender was late"
-        reasons.append(Reason("INV-LAG", "invalid", text, "use more workers, or move the client off the service's machine",
+        reasons.append(Reason("INV-LAG", "invalid", text, "use more workers, or move the client off the "
+                                                          "service's machine",
                               stage, s.send_lag_p99_s, limit))  # fmt: skip
     kernel = (health.kernel_share or 0.0) >= 0.99
     # With kernel stamps a late reader does not move a time stamp; without, it does.

@@ -91,7 +91,10 @@ def _channel_reason(facts: Facts) -> Reason | None:
     if reached == 0 or channel / reached < 0.9:
         return None
     top = max((g for g in facts.errors if g.layer == "channel"), key=lambda g: g.count)
-    text = f"not one of {planned} arrivals was answered; {channel} failed in the channel, most with {top.code} ({top.error_kind})"
+    text = (
+        f"not one of {planned} arrivals was answered; {channel} failed in the channel, most with {top.code} "
+        f"({top.error_kind})"
+    )
     return Reason("INV-CHANNEL", "invalid", text, "run `bench check`: it names the layer at fault and the fix",
                   value=0.0, limit=1.0)  # fmt: skip
 
@@ -119,7 +122,8 @@ def verdict(facts: Facts) -> Verdict:
         codes.append(EXIT["CHANNEL"])
     if facts.interrupted:
         codes.append(EXIT["INTERRUPTED"])
-        reasons.insert(0, Reason("INTERRUPTED", "warn", "the run was interrupted: what was planned and never sent counts "
+        reasons.insert(0, Reason("INTERRUPTED", "warn", "the run was interrupted: what was planned and never "
+                                                        "sent counts "
                                  "as a miss, later stages are missing", "run again to the end"))  # fmt: skip
     return Verdict(status, exit_code(codes), _sentence(status, facts, failed, reasons), reasons, facts.interrupted)
 
@@ -162,8 +166,10 @@ def _fail_reason(gate: Gate) -> Reason:
     unit = "s" if gate.unit == "s" else "requests/s" if gate.unit == "1/s" else ""
     label = f"{gate.metric} {gate.statistic}".removesuffix(" value")
     measured = "not a number" if gate.measured is None else f"{gate.measured:.4g} {unit}".strip()
-    return Reason("SLO-MISS", "fail", f"{label} at {gate.at} is {measured}, required {gate.operator} {gate.limit:.4g} {unit}"
-                  f".  {gate.text}".replace(".  ", "; "), "see the binding clause of that stage and the capacity section",
+    return Reason("SLO-MISS", "fail", f"{label} at {gate.at} is {measured}, required {gate.operator} "
+                                      f"{gate.limit:.4g} {unit}"
+                  f".  {gate.text}".replace(".  ", "; "), "see the binding clause of that stage and the "
+                                                          "capacity section",
                   value=gate.measured, limit=gate.limit)  # fmt: skip
 
 
@@ -183,7 +189,9 @@ def _warnings(facts: Facts) -> list[Reason]:
             out.append(Reason(r.reason_id, "warn", r.text, r.next_step, r.stage, r.value, r.limit))
     for problem in facts.problems:
         if problem.problem_id not in FATAL_PROBLEMS:
-            out.append(Reason(problem.problem_id, "warn", problem.message, "see docs/verdicts.md", value=float(problem.rows)))
+            out.append(
+                Reason(problem.problem_id, "warn", problem.message, "see docs/verdicts.md", value=float(problem.rows))
+            )
     return out
 
 
@@ -191,7 +199,9 @@ def _sentence(status: str, facts: Facts, failed: list[Gate], reasons: list[Reaso
     stopped = "INTERRUPTED. " if facts.interrupted else ""
     at = f"{facts.target_qps:g} requests/s" if facts.target_qps is not None else "the target"
     if status == "PASS":
-        note = " (not decided by the number of arrivals)" if any(r.reason_id == "WARN-UNDECIDED" for r in reasons) else ""
+        note = (
+            " (not decided by the number of arrivals)" if any(r.reason_id == "WARN-UNDECIDED" for r in reasons) else ""
+        )
         return f"{stopped}The SLO holds at {at}{note}."
     if status == "FAIL":
         gate = failed[0]

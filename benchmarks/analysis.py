@@ -48,18 +48,19 @@ def write_run(folder: Path, rows: int) -> None:
             prompt = rng.integers(100, 2001, count)
             end = float(arrival[-1]) + 0.5 / qps
             warm = start + 0.1 * (end - start)
-            columns = zip(arrival.tolist(), lag.tolist(), ttft.tolist(), tokens.tolist(), last.tolist(), prompt.tolist(),
-                          strict=True)  # fmt: skip
+            arrays = (arrival, lag, ttft, tokens, last, prompt)
+            columns = zip(*(a.tolist() for a in arrays), strict=True)
             for i, (t, late, wait, n, finish, p) in enumerate(columns):
                 out.write(ROW.format(
-                    stage=stage, i=i, worker=i % WORKERS, qps=qps, phase="warmup" if t < warm else "window", intended=t,
-                    sent=t + late, headers=t + late + 0.001, first=t + wait, last=finish, done=finish + 0.0001, lag=late,
-                    ttft=wait, tpot=(finish - t - wait) / (n - 1), e2e=finish - t, residence=finish + 0.0001 - t - late,
-                    prompt=p, tokens=n, size=220 * n,
+                    stage=stage, i=i, worker=i % WORKERS, qps=qps, phase="warmup" if t < warm else "window",
+                    intended=t, sent=t + late, headers=t + late + 0.001, first=t + wait, last=finish,
+                    done=finish + 0.0001, lag=late, ttft=wait, tpot=(finish - t - wait) / (n - 1), e2e=finish - t,
+                    residence=finish + 0.0001 - t - late, prompt=p, tokens=n, size=220 * n,
                 ))  # fmt: skip
             drained = float(last.max()) + 0.001
-            stages.append((stage, 0, f"{stage:02d} chat @{qps:g}", qps, "poisson", "open", stage, count, start, warm, end, end,
-                           drained, WORKERS, count, "0" * 64, ""))  # fmt: skip
+            name = f"{stage:02d} chat @{qps:g}"
+            row = (stage, 0, name, qps, "poisson", "open", stage, count, start, warm, end, end, drained)
+            stages.append((*row, WORKERS, count, "0" * 64, ""))
             gauge.extend(_gauge(arrival + lag, last + 0.0001, start, drained, stage))
             start = drained + 1.0
     _write(folder / "stages.csv", STAGE_COLUMNS, stages)

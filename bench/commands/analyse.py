@@ -19,11 +19,18 @@ NO_VERDICT_EXIT = 4  # a CSV alone cannot carry a verdict
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print analysis.json instead of the summary.")
-@click.option("--slo-ttft-ms", type=click.FloatRange(min=0, min_open=True), help="TTFT deadline instead of the run's, ms.")
-@click.option("--slo-tpot-ms", type=click.FloatRange(min=0, min_open=True), help="TPOT deadline instead of the run's, ms.")
+@click.option(
+    "--slo-ttft-ms", type=click.FloatRange(min=0, min_open=True), help="TTFT deadline instead of the run's, ms."
+)
+@click.option(
+    "--slo-tpot-ms", type=click.FloatRange(min=0, min_open=True), help="TPOT deadline instead of the run's, ms."
+)
 @click.option("--slo-p95-ms", type=click.FloatRange(min=0, min_open=True), help="P95 target of whole answers, ms.")
-@click.option("--attainment", type=click.FloatRange(0, 1, min_open=True, max_open=True), help="Share of all arrivals "
-              "that must meet the deadlines, 0..1.")
+@click.option(
+    "--attainment",
+    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    help="Share of all arrivals that must meet the deadlines, 0..1.",
+)
 @click.option("--target-qps", type=click.FloatRange(min=0, min_open=True), help="Rate at which the SLO must hold, 1/s.")
 @click.option("--models/--no-models", default=True, help="Fit the queueing models too (the slower half).")
 def command(
@@ -52,7 +59,9 @@ def command(
         click.echo(f"bench analyse: {exc}", err=True)
         sys.exit(USAGE_EXIT)
     except OSError as exc:
-        click.echo(f"bench analyse: {exc.filename or run}: {exc.strerror or exc}; check the folder and its rights", err=True)
+        click.echo(
+            f"bench analyse: {exc.filename or run}: {exc.strerror or exc}; check the folder and its rights", err=True
+        )
         sys.exit(USAGE_EXIT)
     sys.exit(code)
 
@@ -83,7 +92,9 @@ def summary_lines(found: Any, run: Path) -> list[str]:
             step = f" -> {reason.next_step}" if reason.next_step else ""
             lines.append(f"  {reason.reason_id}: {reason.text}{step}")
     lines += [found.capacity.sentence, ""]
-    lines.append(f"{'stage':<16}{'planned':>8}{'done/s':>9}{'attain':>9}{'TTFT p95':>11}{'TPOT p95':>11}{'E2E p95':>10}  verdict")
+    lines.append(
+        f"{'stage':<16}{'planned':>8}{'done/s':>9}{'attain':>9}{'TTFT p95':>11}{'TPOT p95':>11}{'E2E p95':>10}  verdict"
+    )
     for s in found.stages:
         share = s.attainment_joint.value
         cells = [_ms(s.latency["ttft_s"].p95), _ms(s.latency["tpot_s"].p95), _ms(s.latency["e2e_s"].p95)]
@@ -112,5 +123,7 @@ def _csv_text(report: dict[str, Any]) -> str:
         mean = "-" if row["mean_s"] is None else f"{row['mean_s'] * 1e3:.2f}"
         low, high = row.get("p95_low_s"), row.get("p95_high_s")
         bounds = "-" if low is None else f"{low * 1e3:.5g} to {high * 1e3:.5g}"
-        lines.append(f"{row['type']:<12}{row['name']:<20}{row['requests']:>9}{row['failures']:>9}{mean:>11}{bounds:>24}")
+        lines.append(
+            f"{row['type']:<12}{row['name']:<20}{row['requests']:>9}{row['failures']:>9}{mean:>11}{bounds:>24}"
+        )
     return "\n".join(lines)

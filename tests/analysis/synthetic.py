@@ -197,7 +197,9 @@ def _rows(
     return rows
 
 
-def _gauge(rows: list[RequestRow], end_s: float, workers: int, faults: Faults, rng: np.random.Generator) -> list[InflightRow]:
+def _gauge(
+    rows: list[RequestRow], end_s: float, workers: int, faults: Faults, rng: np.random.Generator
+) -> list[InflightRow]:
     """A 10 Hz gauge per worker, counted from the rows' true times (before any row is lost)."""
     samples = []
     for worker in range(workers):
@@ -273,7 +275,9 @@ def write_run(
     """Write a whole run folder and return it. `run`: values that replace those of run.json."""
     folder.mkdir(parents=True, exist_ok=True)
     faults = faults or Faults()
-    rows, stages, gauge = make_run(specs, service or Service(), seed=seed, faults=faults, faults_at=faults_at, workers=workers)
+    rows, stages, gauge = make_run(
+        specs, service or Service(), seed=seed, faults=faults, faults_at=faults_at, workers=workers
+    )
     if locust_csv:
         write_locust_stats(folder / "locust_stats.csv", rows, stages)
     kept = rows[faults.drop_rows :] + rows[-faults.double_rows :] if faults.double_rows else rows[faults.drop_rows :]
@@ -320,7 +324,22 @@ def write_locust_stats(path: Path, rows: list[RequestRow], stages: list[StageRow
                     step = 1 if v < 100 else 10 if v < 1000 else 100 if v < 10000 else 1000
                     buckets[round(v / step) * step] = buckets.get(round(v / step) * step, 0) + 1
                 cells = [_locust_percentile(buckets, len(timed), p) for p in shares]
-                out.writerow([kind, stage.name, len(values), failures, cells[0], sum(timed) / max(len(timed), 1), 0, 0, 0, 0, 0, *cells])
+                out.writerow(
+                    [
+                        kind,
+                        stage.name,
+                        len(values),
+                        failures,
+                        cells[0],
+                        sum(timed) / max(len(timed), 1),
+                        0,
+                        0,
+                        0,
+                        0,
+                        0,
+                        *cells,
+                    ]
+                )
 
 
 def _locust_percentile(buckets: dict[float, int], n: int, share: float) -> int:

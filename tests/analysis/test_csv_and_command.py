@@ -105,7 +105,14 @@ def test_no_csv_is_no_fault(copy: Path) -> None:
 
 @pytest.mark.parametrize(
     ("value", "fine", "half"),
-    [(50, False, 1.0), (105, False, 6.0), (1200, False, 51.0), (30_000, False, 501.0), (7.44, True, 0.005), (1230, True, 5.0)],
+    [
+        (50, False, 1.0),
+        (105, False, 6.0),
+        (1200, False, 51.0),
+        (30_000, False, 501.0),
+        (7.44, True, 0.005),
+        (1230, True, 5.0),
+    ],
 )
 def test_bucket_widths(value: float, fine: bool, half: float) -> None:
     assert locust_csv.bucket_half_ms(value, fine) == pytest.approx(half)
@@ -253,7 +260,10 @@ def test_buffering_proxy_and_connection_churn(tmp_path: Path) -> None:
 
 def _server(folder: Path, kv: float, running_share: float = 1.0) -> None:
     gauge = np.genfromtxt(folder / "inflight.csv", delimiter=",", names=True)
-    rows = [f"{t},{n * running_share},{3 if kv > 0.9 else 0},{kv}" for t, n in zip(gauge["t_s"], gauge["in_flight"], strict=True)]
+    rows = [
+        f"{t},{n * running_share},{3 if kv > 0.9 else 0},{kv}"
+        for t, n in zip(gauge["t_s"], gauge["in_flight"], strict=True)
+    ]
     (folder / "server_metrics.csv").write_text("t_s,running,waiting,kv_usage\n" + "\n".join(rows) + "\n")
 
 
@@ -264,4 +274,6 @@ def test_kv_bound_and_time_outside_the_engine(tmp_path: Path) -> None:
     _server(folder, kv=0.2, running_share=0.5)
     found = analyse(folder)
     assert "DIA-KV" not in named(found) and "DIA-OUTSIDE" in named(found)
-    assert found.stages[0].little.in_flight_mean_server == pytest.approx(0.5 * found.stages[0].little.in_flight_mean_gauge, rel=0.05)
+    assert found.stages[0].little.in_flight_mean_server == pytest.approx(
+        0.5 * found.stages[0].little.in_flight_mean_gauge, rel=0.05
+    )

@@ -162,7 +162,11 @@ def test_a_sender_that_lost_its_rate() -> None:
     sent = times.copy()
     sent[::20] = np.nan  # 5 %
     found, reasons = check(times, sent)
-    assert not found.ok and "INV-RATE" in {r.reason_id for r in reasons} and found.rate_error_ratio == pytest.approx(-0.05, abs=0.01)
+    assert (
+        not found.ok
+        and "INV-RATE" in {r.reason_id for r in reasons}
+        and found.rate_error_ratio == pytest.approx(-0.05, abs=0.01)
+    )
 
 
 def test_limits_of_lag_and_health() -> None:

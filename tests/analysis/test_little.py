@@ -74,7 +74,9 @@ def _gauge(sent: np.ndarray, done: np.ndarray, end: float, extra: float = 0.0) -
 
 
 def _law(gauge: Gauge | None, s, server: ServerGauge | None = None):
-    return little(sent_s=s.arrival, done_s=s.last, worker=np.zeros(len(s.arrival)), t0=10, t1=60, gauge=gauge, server=server)
+    return little(
+        sent_s=s.arrival, done_s=s.last, worker=np.zeros(len(s.arrival)), t0=10, t1=60, gauge=gauge, server=server
+    )
 
 
 def test_a_gauge_that_agrees_and_one_that_counts_lost_requests() -> None:
@@ -89,7 +91,9 @@ def test_a_gauge_that_stopped_is_no_evidence() -> None:
     s = run(0.7, 60, 4)
     whole = _gauge(s.arrival, s.last, 60)
     keep = (whole.t_s < 20) | (whole.t_s > 25)
-    stopped = Gauge(*(getattr(whole, f)[keep] for f in ("t_s", "worker", "in_flight", "loop_lag_s", "cpu_ratio", "rss_bytes")))
+    stopped = Gauge(
+        *(getattr(whole, f)[keep] for f in ("t_s", "worker", "in_flight", "loop_lag_s", "cpu_ratio", "rss_bytes"))
+    )
     found = _law(stopped, s)
     assert found.ok is None and "stood still" in found.note
     assert _law(None, s).ok is None and "no evidence" in _law(None, s).note
@@ -140,7 +144,9 @@ def test_growth_slope_by_hand() -> None:
     assert slope == 2 and p == 0.0
 
 
-@pytest.mark.parametrize(("load", "allowed"), [(0.4, {"STABLE", "SUSPECT"}), (0.8, {"STABLE", "SUSPECT"}), (1.3, {"UNSTABLE"})])
+@pytest.mark.parametrize(
+    ("load", "allowed"), [(0.4, {"STABLE", "SUSPECT"}), (0.8, {"STABLE", "SUSPECT"}), (1.3, {"UNSTABLE"})]
+)
 def test_stationarity_of_clear_cases(load: float, allowed: set[str]) -> None:
     found = [stationarity(s.arrival, s.last, 30, 200, batch=32).verdict for s in (run(load, 200, i) for i in range(6))]
     assert set(found) <= allowed

@@ -264,7 +264,9 @@ def test_a_gauge_that_stopped_is_a_warning(copy: Path) -> None:
 
 def test_mixed_seeds_of_repeats(tmp_path: Path) -> None:
     config = {"sweep": {"repeat_seed": "same"}, "loadgen": {"target_qps": 10}}
-    folder = write_run(tmp_path / "r", [StageSpec(10, 15, 3, repeat=0), StageSpec(10, 15, 3, repeat=1)], QUICK, config=config)
+    folder = write_run(
+        tmp_path / "r", [StageSpec(10, 15, 3, repeat=0), StageSpec(10, 15, 3, repeat=1)], QUICK, config=config
+    )
     found = analyse(folder)
     assert "LED-018" in ids(found) and "INV-SEED" in invalid(found)
 

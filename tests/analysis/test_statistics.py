@@ -167,7 +167,7 @@ def test_share_interval_widens_for_dependent_misses() -> None:
     rng = np.random.default_rng(5)
     free = rng.random(2000) > 0.1
     runs = np.repeat(rng.random(40) > 0.1, 50)  # misses come in runs of 50
-    assert "Wilson" == share_interval(free).method
+    assert share_interval(free).method == "Wilson"
     narrow, wide = share_interval(free), share_interval(runs)
     assert wide.high - wide.low > 3 * (narrow.high - narrow.low)
     assert "effective" in wide.method

@@ -90,8 +90,9 @@ def test_status(stages: list[StageAnalysis], target: float | None, status: str) 
     assert found.status == status, found
     assert found.exit_code == {"PASS": 0, "FAIL": 1, "INVALID": 4}[status]
     if status == "INVALID":
-        assert any(r.severity == "invalid" and r.text and r.next_step for r in found.reasons if r.reason_id != "INV-LAG") or \
-            any(r.reason_id == "INV-LAG" for r in found.reasons)
+        assert any(
+            r.severity == "invalid" and r.text and r.next_step for r in found.reasons if r.reason_id != "INV-LAG"
+        ) or any(r.reason_id == "INV-LAG" for r in found.reasons)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +128,17 @@ def test_a_configured_gate_takes_the_place_of_a_default() -> None:
 
 @pytest.mark.parametrize(
     ("codes", "expected"),
-    [([0], 0), ([1, 0], 1), ([4, 1], 4), ([3, 4], 3), ([2, 3, 4, 1, 5], 2), ([5, 1], 1), ([5], 5), ([130, 4], 130), ([], 0)],
+    [
+        ([0], 0),
+        ([1, 0], 1),
+        ([4, 1], 4),
+        ([3, 4], 3),
+        ([2, 3, 4, 1, 5], 2),
+        ([5, 1], 1),
+        ([5], 5),
+        ([130, 4], 130),
+        ([], 0),
+    ],
 )
 def test_exit_code_priority(codes: list[int], expected: int) -> None:
     assert exit_code(codes) == expected
@@ -179,7 +190,11 @@ def test_kernel_stamps_excuse_a_late_reader(tmp_path: Path) -> None:
 def test_marks_of_the_master(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "r", [StageSpec(20, 30, 5)], QUICK)
     text = (folder / "stages.csv").read_text().rstrip("\n")
-    for mark, reason in (("worker_lost", "INV-WORKER"), ("worker_joined", "INV-WORKER"), ("schedule_differs", "INV-PLAN")):
+    for mark, reason in (
+        ("worker_lost", "INV-WORKER"),
+        ("worker_joined", "INV-WORKER"),
+        ("schedule_differs", "INV-PLAN"),
+    ):
         (folder / "stages.csv").write_text(text + mark + "\n")
         found = analyse(folder)
         assert reason in {r.reason_id for r in found.stages[0].reasons} and found.verdict.status == "INVALID"
