@@ -68,7 +68,7 @@ class HeapCounter:
             after = end + size + 4
             if after > n:
                 # An event that has ended in a chunk that has not must not wait for the next heap and get its time.
-                return starts, pos, find(b"\n\n", pos) >= 0
+                return starts, pos, find(b"\n", end + 2) >= 0 or find(b"\r", end + 2) >= 0
             if not begins(b"\n\n\r\n", after - 4):
                 return starts, pos, True
             starts.append(pos)

@@ -18,7 +18,10 @@ HIDDEN = "[hidden]"
 SCANNED = 20_000
 
 _BEARER = re.compile(r"(?i)\b(bearer|basic|token)\s+(?=[^\s,;\"']*[\d_.\-*])[^\s,;\"']{6,}")
-_KEY_SHAPED = re.compile(r"\b(?:sk|pk|rk|ak|key|hf|gsk|xai|nvapi|tgp|pplx)[-_][\w\-*.]{3,}", re.I)
+# `key_error` and `pk-fields` are words; with a digit in them they are keys.
+_KEY_SHAPED = re.compile(
+    r"\b(?:(?:sk|hf|gsk|xai|nvapi|tgp|pplx)[-_][\w\-*.]{3,}|(?:pk|rk|ak|key)[-_](?=[\w\-*.]*\d)[\w\-*.]{6,})", re.I
+)
 _JWT = re.compile(r"\beyJ[\w-]{6,}(?:\.[\w-]+)*")
 _ASSIGNED = re.compile(
     r"(?i)((?:api[_-]?key|apikey|access[_-]?token|secret|password|authorization)[\"']?\s*[=:]\s*[\"']?)"

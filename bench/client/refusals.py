@@ -37,7 +37,9 @@ _CONTEXT_TEXT = re.compile(
 _PARAM_TEXT = re.compile(
     r"extra inputs are not permitted|extra fields not permitted|unrecognized (?:request )?(?:argument|parameter|field)|"
     r"unknown (?:argument|parameter|field|name)|unexpected (?:keyword|field|property)|unsupported parameter|"
-    r"additional properties are not allowed",
+    r"additional properties are not allowed|"
+    r"(?:parameter|argument|field|property|option)\b.{0,60}"
+    r"(?:not supported|not allowed|not permitted|unsupported|unexpected)",
     re.I,
 )
 _MODEL_TEXT = re.compile(

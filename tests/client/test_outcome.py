@@ -48,6 +48,8 @@ REFUSALS = {
     "400 parameter": (400, {}, openai("Unrecognized request argument supplied: ignore_eos"), "SC-PARAM"),
     "422 pydantic": (422, {}, b'{"detail":[{"type":"extra_forbidden","loc":["body","ignore_eos"],"msg":"Extra inputs are '
                      b'not permitted"}]}', "SC-PARAM"),
+    "400 parameter of a model": (400, {}, openai("model x: the parameter ignore_eos is not supported"), "SC-PARAM"),
+    "404 ollama": (404, {}, b'{"error":"model \'x\' not found, try pulling it first"}', "CH-MODEL"),
     "400 other": (400, {}, openai("messages must not be empty"), "SC-400"),
     "402": (402, {}, b"", "CH-402"),
     "407": (407, {}, b"", "CH-407"),
@@ -208,6 +210,8 @@ def test_burst_is_decided_when_the_send_time_is_known() -> None:
         ("jwt eyJhbGciOi.eyJzdWIi.sig", "jwt [hidden]"),
         ("a\x1b[31mred\x1b[0m\r\nb\x00c", "a [31mred [0m b c"),
         ("the token limit is 4096", "the token limit is 4096"),
+        ("a key-value store: key_error", "a key-value store: key_error"),
+        ("key-1234abcd refused", "[hidden] refused"),
         ("Bearer token missing", "Bearer token missing"),
         ("max_tokens must be at most 100", "max_tokens must be at most 100"),
         ("safe \u202egnirts", "safe gnirts"),
