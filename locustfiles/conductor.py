@@ -41,6 +41,7 @@ from bench.workload.schedule import Schedule, build_schedule, plan_hash
 from locustfiles import messages, stats
 from locustfiles.clock import clock_id, now_s
 from locustfiles.generator import label, request_id
+from locustfiles.live import Live
 
 log = logging.getLogger("bench")
 
@@ -50,6 +51,7 @@ LEAD_LOCAL_S = 0.2
 LEAD_S = 1.0  # longer than any message takes, so that no worker hears of a start in its past
 ABORT_LIMIT_S = 10.0
 POLL_S = 0.02
+TELL_S = 1.0
 
 
 @dataclass
@@ -66,17 +68,6 @@ class Stripe:
     hash: str = ""
     rows: int = 0
     info: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass
-class Live:
-    """What the run looks like now, for the console and the web page."""
-
-    stage: Stage | None = None
-    stage_number: int = 0
-    stages: int = 0
-    state: str = "ready"  # ready, preparing, sending, draining, finished
-    run_dir: str = ""
 
 
 class Conductor:
@@ -97,6 +88,7 @@ class Conductor:
         self._stage: Stage | None = None
         self._flushed: set[str] = set()
         self._run_id = ""
+        self._t0_s = self._told_s = 0.0
         self._names: dict[int, str] = {}
         self.interrupted = False
 
@@ -167,6 +159,7 @@ class Conductor:
             for row in rows:
                 self.collector.extend_stage(data["stage"], row.arrival)
         self.collector.add_batch(data["stage"], data["stripe"], data["seq"], rows)
+        self.live.add_rows(data["stage"], rows)
         stripe = self._stripe(msg)
         if stripe is not None:
             stripe.rows += len(rows)
@@ -180,6 +173,7 @@ class Conductor:
         if msg.data["run_id"] != self._run_id or self.collector is None:
             return
         worker = msg.data["stripe"]
+        self.live.add_gauge(worker, msg.data["samples"])
         self.collector.add_gauge(
             [
                 InflightRow(at, worker, stage, in_flight, lag, cpu, rss)
@@ -217,7 +211,7 @@ class Conductor:
             try:
                 self._close(csv_files)
             finally:
-                self.live.state = "finished"
+                self.live.finish()
                 self._finished.set()
 
     def _open(self, plan: Plan, settings: dict[str, Any], shape: str, loop: str) -> None:
@@ -245,8 +239,8 @@ class Conductor:
             preflight=settings["preflight"],
         )
         self.collector = Collector(run_dir, info)
-        self.live = Live(stages=len(plan.stages), run_dir=str(run_dir))
-        self._t0_s = now_s()
+        self.live.open_run(plan, settings["live"], run_id=self._run_id, run_dir=str(run_dir), loop=loop)
+        self._t0_s, self._told_s = now_s(), 0.0
         log.info("run %s writes %s; schedule %s", self._run_id, run_dir, info.schedule_hash[:16] or "(closed loop)")
 
     def _walk(self, plan: Plan, settings: dict[str, Any], loop: str) -> None:
@@ -255,7 +249,6 @@ class Conductor:
             if self._stop.is_set():
                 self._not_run(stage, loop)
                 continue
-            self.live.stage, self.live.stage_number = stage, stage.index + 1
             self._run_stage(plan, stage, settings, loop)
             if self.collector.failed:
                 self.interrupt("write_failed")
@@ -285,7 +278,7 @@ class Conductor:
         schedule = build_schedule(plan, stage)
         planned = len(schedule.intended_s)
         self.collector.open_stage(stage.index, 0 if loop == "closed" else planned)
-        self.live.state = "preparing"
+        self.live.open_stage(stage, schedule.intended_s)
         marks: set[str] = set()
         self._prepare(plan, stage, settings, loop, marks)
         for stripe in self._stripes.values():
@@ -300,7 +293,7 @@ class Conductor:
                 marks.add("schedule_differs")
         start_s = now_s() - self._t0_s + (LEAD_LOCAL_S if "local" in self._stripes else LEAD_S)
         self._send_all(messages.GO, {"run_id": self._run_id, "stage": stage.index, "start_s": start_s})
-        self.live.state = "sending"
+        self.live.begin_stage(start_s)
         log.info("stage %s: %d arrivals, %.0f s from t=%.1f s", stage.name, planned, stage.duration_s, start_s)
         say(
             "stage",
@@ -311,11 +304,33 @@ class Conductor:
             duration_s=stage.duration_s,
         )
         self._wait_sending(stage, start_s, settings, marks)
-        self.live.state = "draining"
+        self.live.drain_stage()
         say("drain", number=stage.index + 1, in_flight=None)
         drained_s = self._drain(stage, marks)
         self._fill_lost(plan, stage, schedule, start_s, loop)
+        self._heed_gates(self.live.end_stage(self.run_time_s, marks), marks)
         self._record_stage(stage, start_s, drained_s, marks, schedule, loop)
+
+    @property
+    def run_time_s(self) -> float:
+        """Seconds since the run began, on the master's clock; 0 before the first run."""
+        return now_s() - self._t0_s if self._t0_s else 0.0
+
+    def _tell(self) -> None:
+        """Once a second, what the run looks like now."""
+        self.live.tick(self.run_time_s)
+        if self.run_time_s - self._told_s >= TELL_S:
+            self._told_s = self.run_time_s
+            say("live", **self.live.progress(self._told_s))
+
+    def _heed_gates(self, missed: list[str], marks: set[str]) -> None:
+        """An abort gate was missed: no further stage, the run ends in order."""
+        if missed and not self._stop.is_set():
+            assert self.collector is not None
+            marks.add("gate_abort")
+            self.live.stopped_by = self.collector.info.stopped_by = missed[0]
+            log.warning("stopped in order: %s", missed[0])
+            self.interrupt("gate_abort")
 
     def _prepare(self, plan: Plan, stage: Stage, settings: dict[str, Any], loop: str, marks: set[str]) -> None:
         """Give each worker its stripe and wait until all have it; a silent one is left out."""
@@ -374,6 +389,7 @@ class Conductor:
             self._stop.wait(min(0.2, max(0.0, end_s - (now_s() - self._t0_s))))
             self._look_for_lost(marks)
             self._check_limits(settings)
+            self._tell()
             if all(s.lost or s.error for s in self._stripes.values()):
                 break
         if self._stop.is_set():
@@ -393,6 +409,7 @@ class Conductor:
         while self._open_stripes() and now_s() < limit and not self._abort:
             gevent.sleep(POLL_S)
             self._look_for_lost(marks)
+            self._tell()
             if self._stop.is_set() and not stopped:  # stopped while draining: nothing more to refuse
                 stopped = True
                 marks.add(self._stop_mark)
@@ -439,6 +456,7 @@ class Conductor:
             text = f"stage {stage.index}: {len(rows)} arrivals have no row from a worker (code CL-LOST)"
             self.collector.problem(text)
             self.collector.add_rows(stage.index, rows)
+            self.live.add_rows(stage.index, rows)
             for row in rows:
                 stats.fire(self.environment, stage.name, row)
 
@@ -482,6 +500,7 @@ class Conductor:
             statuses=dict(record.statuses),
             drain_s=took,
             marks=sorted(marks),
+            attainment=self.live.progress(self.run_time_s)["attainment"],
         )
 
     def _not_run(self, stage: Stage, loop: str) -> None:

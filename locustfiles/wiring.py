@@ -26,9 +26,9 @@ from locust.env import Environment
 from locust.exception import StopTest
 from locust.runners import MasterRunner, WorkerRunner
 
-from bench.config import ConfigError, Resolved, load_config
+from bench.config import Config, ConfigError, Resolved, load_config
 from bench.workload.plan import Plan, PlanError, build_plan
-from locustfiles import stats
+from locustfiles import live_page, stats
 from locustfiles.conductor import Conductor
 from locustfiles.generator import Generator
 
@@ -48,6 +48,8 @@ def add_options(parser: Any) -> None:
     add("--stage-repeats", env_var="BENCH_STAGE_REPEATS", type=int, default=0, help="Times each rate is run")
     add("--plan-seed", env_var="BENCH_SEED", type=int, default=0, help="Seed of arrivals and lengths")
     add("--target-model", env_var="BENCH_TARGET_MODEL", default="", help="Model id")
+    add("--slo-ttft-ms", env_var="BENCH_SLO_TTFT_MS", type=float, default=0.0, help="TTFT deadline, ms")
+    add("--slo-tpot-ms", env_var="BENCH_SLO_TPOT_MS", type=float, default=0.0, help="TPOT deadline, ms")
 
 
 class Wiring:
@@ -66,6 +68,8 @@ class Wiring:
             for name, listener in (side.listeners() if side is not None else {}).items():
                 runner.register_message(name, listener)
         self._listen()
+        if self.conductor is not None and environment.web_ui is not None:
+            live_page.attach(environment.web_ui, self.options(), self.conductor)
         if loop == "closed" and self.generator is not None:
             gevent.spawn(self.generator.run)  # its users take turns; the stages need a greenlet of their own
 
@@ -81,6 +85,9 @@ class Wiring:
         overrides: dict[str, Any] = {}
         if options.target_model:
             overrides["model"] = options.target_model
+        for key, value in (("ttft_deadline_ms", options.slo_ttft_ms), ("tpot_deadline_ms", options.slo_tpot_ms)):
+            if value:
+                overrides[f"slo.{key}"] = value
         base_url = options.host or os.environ.get("BENCH_TARGET_URL")
         if base_url:
             overrides["base_url"] = base_url
@@ -110,6 +117,7 @@ class Wiring:
             plan = self.plan(shape)
         except (ConfigError, PlanError) as error:
             self.environment.process_exit_code = 2
+            self.conductor.live.refuse(str(error))
             for line in str(error).splitlines():
                 log.error("%s", line)
             raise StopTest() from None
@@ -133,6 +141,7 @@ class Wiring:
             "target_info": {"base_url": config.base_url, "model": config.model, "endpoint": target.endpoint},
             "preflight": _preflight(),
             "limits": config.limits.model_dump(),
+            "live": live_settings(config),
             "worker": {
                 "base_url": config.base_url,
                 "api_key_file": target.api_key_file,
@@ -202,7 +211,7 @@ class Wiring:
         """A start without a shape: one stage at the offered rate, then the end of the test."""
         assert self.conductor is not None
         try:
-            self.begin("single")
+            self.begin("sweep" if self.options().qps_stages.strip() and self.loop == "open" else "single")
         except StopTest:
             pass
         else:
@@ -237,6 +246,27 @@ class Wiring:
         self._hits += 1
         if self._hits > 2:
             os._exit(130)
+
+
+def live_settings(config: Config) -> dict[str, Any]:
+    """What `Live` needs of the config: deadlines in seconds and the gates that may end the run."""
+    slo = config.slo
+    ttft_ms, tpot_ms = slo.ttft_deadline_ms, slo.tpot_deadline_ms
+    classes = {
+        c.name: ((c.ttft_deadline_ms or ttft_ms) / 1000, (c.tpot_deadline_ms or tpot_ms) / 1000) for c in config.classes
+    }
+    return {
+        "model": config.model,
+        "target_qps": config.loadgen.target_qps,
+        "slo": {
+            "ttft_s": ttft_ms / 1000,
+            "tpot_s": tpot_ms / 1000,
+            "e2e_s": slo.p95_target_ms / 1000,
+            "target": slo.attainment_target,
+            "classes": classes,
+        },
+        "gates": [gate.model_dump() for gate in config.gates if gate.abort],
+    }
 
 
 def parse_rates(text: str) -> list[float] | None:

@@ -71,7 +71,9 @@ class RunInfo:
     simulated: bool = False
     preflight: dict[str, Any] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)  # what went wrong while recording
+    stopped_by: str = ""  # the abort gate that ended the run before its last stage
     files: dict[str, str] = field(default_factory=dict)  # name -> sha256
+    transport: dict[str, int] = field(default_factory=dict)  # batches of rows on their way to the master
     schema_version: int = 1
 
 
@@ -96,7 +98,7 @@ STAGE_MEANING: dict[str, tuple[str, str]] = {
     "workers": ("", "workers that the arrivals were striped over"),
     "rows": ("", "rows in the ledger"),
     "schedule_hash": ("", "sha256 over all arrays of the stage's schedule"),
-    "marks": ("", "semicolon list: interrupted, drain_limit, worker_lost, worker_joined, limit, write_failed, not_run"),
+    "marks": ("", "semicolon list: interrupted, drain_limit, worker_lost, worker_joined, limit, gate_abort, write_failed, not_run"),
 }
 INFLIGHT_MEANING: dict[str, tuple[str, str]] = {
     "t_s": ("s", "when the sample was taken"),

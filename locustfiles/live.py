@@ -1,0 +1,518 @@
+"""What a run looks like while it runs, in bounded memory: for the console, the web page and `abort` gates.
+
+Input: the plan, rows and gauge samples as they reach the master, the time.
+Output: `Stage` numbers, one summary for people (`Live.summary`), the gates that a finished stage missed.
+Does not: judge the run (`analysis/` does, from the files), keep a row, or read a clock.
+
+1. Attainment so far is over every arrival of the window that was due by now. An open one is neither hit nor miss,
+   so attainment is a pair: (met / due, (met + open) / due). The pair closes as answers end.
+2. Latencies go into bins 2 % wide; a percentile is the upper edge of its bin, so it is at most 2 % too high.
+   An arrival that failed counts as infinite.
+3. Memory depends on the number of stages and bins, never on the number of requests.
+4. A gate is looked at when its stage has ended and all its rows are there, with exact counts, no bins.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+from bench.workload.plan import Plan
+from bench.workload.plan import Stage as PlannedStage
+
+BIN_RATIO = 1.02
+LOWEST_S = 1e-5  # 10 µs: nothing that crosses a network is shorter
+_LOG_RATIO = math.log(BIN_RATIO)
+SERIES_POINTS = 600  # of the run over time; when full, every second one goes
+GAUGE_STALE_S = 3.0
+# Fewest values for which a percentile is more than its own maximum; the same numbers as in the analysis.
+MIN_SAMPLES = {"p50": 6, "p90": 36, "p95": 72, "p99": 368}
+SHARES = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99, "max": 1.0}
+LATENCIES = {
+    "ttft": "ttft_s", "ttfo": "ttfo_s", "tpot": "tpot_s", "e2e": "e2e_s", "residence": "residence_s",
+    "send_lag": "send_lag_s", "itl_p99": "itl_p99_s",
+}  # fmt: skip
+FAILED_IS_INFINITE = ("ttft", "ttfo", "tpot", "e2e")
+SAME_RATE = 1e-6
+
+
+class Seen(NamedTuple):
+    """The columns of a ledger row that are looked at here."""
+
+    status: str
+    phase: str
+    request_class: str
+    sent_s: float | None
+    done_s: float | None
+    send_lag_s: float | None
+    ttft_s: float | None
+    ttfo_s: float | None
+    tpot_s: float | None
+    e2e_s: float | None
+    residence_s: float | None
+    itl_p99_s: float | None
+
+
+_seen = attrgetter(*Seen._fields)
+
+
+def seen(rows: Any) -> Iterable[Seen]:
+    """The looked-at columns of `RequestRow`s, or of a batch that gives its columns by name."""
+    if hasattr(rows, "column"):
+        return map(Seen._make, zip(*(rows.column(name) for name in Seen._fields), strict=True))
+    return (Seen._make(_seen(row)) for row in rows)
+
+
+class Histogram:
+    """Counts of positive seconds in bins 2 % wide, and of values that never ended."""
+
+    __slots__ = ("bins", "n", "infinite")
+
+    def __init__(self) -> None:
+        self.bins: dict[int, int] = {}
+        self.n = 0
+        self.infinite = 0
+
+    def add(self, seconds: float) -> None:
+        """Count one value; inf = never finished."""
+        self.n += 1
+        if seconds == math.inf:
+            self.infinite += 1
+            return
+        index = math.ceil(math.log(max(seconds, LOWEST_S) / LOWEST_S) / _LOG_RATIO)
+        self.bins[index] = self.bins.get(index, 0) + 1
+
+    def percentile(self, share: float) -> float | None:
+        """Nearest rank in seconds, at most 2 % too high; None of nothing, inf when that rank never finished."""
+        if not self.n:
+            return None
+        rank = max(1, math.ceil(round(share * self.n, 9)))
+        if rank > self.n - self.infinite:
+            return math.inf
+        seen = 0
+        for index in sorted(self.bins):
+            seen += self.bins[index]
+            if seen >= rank:
+                return LOWEST_S * BIN_RATIO**index
+        return math.inf
+
+
+@dataclass(frozen=True)
+class Slo:
+    """Deadlines of an arrival by its class ("" = all others) and the share that must meet them."""
+
+    ttft_s: float
+    tpot_s: float
+    e2e_s: float
+    target: float
+    classes: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+    def deadlines(self, request_class: str) -> tuple[float, float]:
+        """(TTFT, TPOT) deadline in seconds."""
+        return self.classes.get(request_class) or (self.ttft_s, self.tpot_s)
+
+
+class GateCount:
+    """One `abort` gate on one stage: exact counts of what its comparison needs."""
+
+    def __init__(self, spec: dict[str, Any]) -> None:
+        self.spec = spec
+        self.metric, self.statistic = spec["metric"], spec["statistic"]
+        self.operator = spec["operator"]
+        self.latency = self.metric in LATENCIES
+        self.limit = spec["value"] / 1000 if self.latency else spec["value"]
+        self.n = self.inside = 0
+        self.sum_s = 0.0
+
+    @property
+    def words(self) -> str:
+        """`ttft p95 <= 800 at all`, as in the config."""
+        what = self.metric if self.statistic == "value" else f"{self.metric} {self.statistic}"
+        return f"{what} {self.operator} {self.spec['value']:g} at {self.spec['at']}"
+
+    def add(self, row: Seen) -> None:
+        """Count one row of the window."""
+        if not self.latency:
+            return
+        value: float | None = getattr(row, LATENCIES[self.metric])
+        if row.status != "ok" and self.metric in FAILED_IS_INFINITE:
+            value = math.inf
+        if value is None:
+            return
+        self.n += 1
+        self.sum_s += value
+        strict = self.operator in ("<", ">=")  # "P < L" and "P >= L" both ask how many lie below L
+        self.inside += value < self.limit if strict else value <= self.limit
+
+    def missed(self, stage: Stage) -> str:
+        """Why the ended stage misses the gate, as a sentence; empty when it does not, or cannot tell."""
+        if self.latency and self.statistic in SHARES:
+            return self._percentile_missed(stage)
+        value = (self.sum_s / self.n if self.n else None) if self.latency else stage.number(self.metric)
+        if value is None or compare(value, self.operator, self.limit):
+            return ""
+        return self._sentence(stage, f"{value * 1000:.4g} ms" if self.latency else f"{value:.4g}")
+
+    def _percentile_missed(self, stage: Stage) -> str:
+        if self.n < MIN_SAMPLES.get(self.statistic, 1):
+            return ""
+        share = SHARES[self.statistic]
+        rank = max(1, math.ceil(round(share * self.n, 9)))
+        below = self.inside >= rank  # the percentile lies at or under the limit (under it when strict)
+        if below == (self.operator in ("<=", "<")):
+            return ""
+        return self._sentence(stage, f"{self.inside} of {self.n} within the limit, {rank} are needed")
+
+    def _sentence(self, stage: Stage, found: str) -> str:
+        return f"gate {self.words} was missed in {stage.plan.name}: {found}"
+
+
+def compare(value: float, operator: str, limit: float) -> bool:
+    """Whether `value operator limit` holds."""
+    if operator == "<=":
+        return value <= limit
+    if operator == "<":
+        return value < limit
+    return value >= limit if operator == ">=" else value > limit
+
+
+def applies(gate: dict[str, Any], stage: PlannedStage, plan: Plan, target_qps: float | None) -> bool:
+    """Whether a gate speaks about this stage: by `at`, which is target, max, all, run or a rate."""
+    at = gate["at"]
+    if at in ("all", "run"):
+        return True
+    rates = {"target": target_qps, "max": max(s.offered_qps for s in plan.stages)}
+    rate = rates[at] if at in rates else float(at)
+    return rate is not None and abs(stage.offered_qps - rate) <= SAME_RATE * max(rate, 1.0)
+
+
+class Stage:
+    """Counts of one stage so far. Times are seconds from the run's start."""
+
+    def __init__(self, plan: PlannedStage, slo: Slo, gates: list[GateCount], *, loop: str) -> None:
+        self.plan, self.slo, self.gates, self.loop = plan, slo, gates, loop
+        self.state = "preparing"  # preparing, sending, draining, ended
+        self.start_s: float | None = None
+        self.marks: list[str] = []
+        self._due_s: Sequence[float] = ()  # intended times of the window, ascending, from the stage's start
+        self.planned = 0  # of the window
+        self.rows = self.met = self.met_ttft = self.met_tpot = self.met_e2e = self.ok = 0
+        self.done_in_window = 0
+        self.all_rows = self.all_sent = 0  # warm-up too
+        self.statuses: dict[str, int] = {}
+        self.ttft, self.tpot, self.e2e, self.send_lag = Histogram(), Histogram(), Histogram(), Histogram()
+        self.in_flight_max = 0
+        self.ended_s: float | None = None
+
+    def plan_arrivals(self, intended_s: Sequence[float]) -> None:
+        """The schedule's intended times, ascending, from the stage's start."""
+        self._due_s = intended_s[bisect_left(intended_s, self.plan.warmup_s) :]
+        self.planned = len(self._due_s)
+
+    def begin(self, start_s: float) -> None:
+        """Arrivals are due from now on."""
+        self.start_s, self.state = start_s, "sending"
+
+    def add(self, row: Seen) -> None:
+        """Count one row."""
+        self.all_rows += 1
+        self.all_sent += row.sent_s is not None
+        ok = row.status == "ok"
+        if ok and row.done_s is not None and self.start_s is not None:
+            self.done_in_window += self.plan.warmup_s <= row.done_s - self.start_s < self.plan.duration_s
+        if row.send_lag_s is not None:
+            self.send_lag.add(row.send_lag_s)
+        if row.phase != "window":
+            return
+        self.rows += 1
+        self.ok += ok
+        self.statuses[row.status] = self.statuses.get(row.status, 0) + 1
+        ttft_limit, tpot_limit = self.slo.deadlines(row.request_class)
+        met_ttft = ok and row.ttft_s is not None and row.ttft_s <= ttft_limit
+        met_tpot = ok and (row.tpot_s is None or row.tpot_s <= tpot_limit)
+        self.met_ttft += met_ttft
+        self.met_tpot += met_tpot
+        self.met += met_ttft and met_tpot
+        self.met_e2e += ok and row.e2e_s is not None and row.e2e_s <= self.slo.e2e_s
+        self.ttft.add(row.ttft_s if ok and row.ttft_s is not None else math.inf)
+        self.e2e.add(row.e2e_s if ok and row.e2e_s is not None else math.inf)
+        if not ok:
+            self.tpot.add(math.inf)
+        elif row.tpot_s is not None:
+            self.tpot.add(row.tpot_s)
+        for gate in self.gates:
+            gate.add(row)
+
+    def end(self, now_s: float, marks: Iterable[str]) -> list[str]:
+        """No row follows; sentences of the gates that are missed. A stage that was cut short decides nothing."""
+        self.state, self.ended_s, self.marks = "ended", now_s, sorted(marks)
+        self._due_s = ()
+        cut = {"interrupted", "limit", "worker_lost", "write_failed"} & set(self.marks)
+        return [] if cut else [text for text in (gate.missed(self) for gate in self.gates) if text]
+
+    def due(self, now_s: float) -> int:
+        """Arrivals of the window that were due by now, or have their row already (a stop gives rows early)."""
+        if self.state == "ended":
+            return max(self.planned, self.rows) if self.loop == "open" else self.rows
+        if self.loop != "open" or self.start_s is None:
+            return self.rows
+        return max(self.rows, bisect_right(self._due_s, now_s - self.start_s))
+
+    def attainment(self, now_s: float) -> tuple[float, float] | None:
+        """(low, high) share of all arrivals due so far that meet the SLO; None before the first."""
+        due = self.due(now_s)
+        return (self.met / due, (self.met + due - self.rows) / due) if due else None
+
+    def spent_s(self, now_s: float) -> float:
+        """Seconds of its arrivals that are over."""
+        if self.state == "ended":
+            return self.plan.duration_s
+        return min(max(now_s - self.start_s, 0.0), self.plan.duration_s) if self.start_s is not None else 0.0
+
+    def verdict(self, now_s: float) -> str:
+        """How it stands: `holds`, `misses`, `open`, or `warm-up`; of an ended stage, `held` or `missed`."""
+        pair = self.attainment(now_s)
+        if pair is None:
+            return "not run" if self.state == "ended" else "warm-up"
+        ended = self.state == "ended"
+        if pair[0] >= self.slo.target:
+            return "held" if ended else "holds"
+        if pair[1] < self.slo.target:
+            return "missed" if ended else "misses"
+        return "open"
+
+    def number(self, metric: str) -> float | None:
+        """A count metric of the ended stage, over all its planned arrivals."""
+        n, window_s = self.due(0.0), self.plan.window_s
+        if not n:
+            return None
+        shares = {
+            "attainment": self.met, "attainment_ttft": self.met_ttft, "attainment_tpot": self.met_tpot,
+            "error_ratio": n - self.ok,
+        }  # fmt: skip
+        if metric in shares:
+            return shares[metric] / n
+        if metric == "goodput_qps":
+            return self.met / window_s
+        return self.done_in_window / window_s if metric == "completed_qps" else None
+
+    def arrived_qps(self, now_s: float, in_flight: int) -> float | None:
+        """Requests sent per second of the stage so far."""
+        if self.start_s is None:
+            return None
+        spent = min(now_s - self.start_s, self.plan.duration_s)
+        open_now = 0 if self.state == "ended" else in_flight
+        return (self.all_sent + open_now) / spent if spent > 0.2 else None
+
+
+@dataclass
+class _Gauge:
+    at_s: float
+    in_flight: int
+
+
+class Live:
+    """The run so far; made once per master and begun anew with each run."""
+
+    def __init__(self) -> None:
+        self.state = "ready"  # ready, preparing, sending, draining, finished
+        self.problem = ""  # why the last start was refused
+        self.run_id = self.run_dir = self.model = ""
+        self.loop = "open"
+        self.plan: Plan | None = None
+        self.slo = Slo(0.0, 0.0, 0.0, 0.0)
+        self.target_qps: float | None = None
+        self.stages: list[Stage] = []
+        self.stopped_by = ""
+        self.series: list[list[float | None]] = []  # [t_s, offered_qps, sent_qps, done_qps, in_flight]
+        self._step_s = self._last_s = 0.0
+        self._counts = (0, 0, 0)
+        self._gates: list[dict[str, Any]] = []
+        self._gauges: dict[int, _Gauge] = {}
+
+    # -- what the conductor tells ----------------------------------------------------------
+
+    def refuse(self, text: str) -> None:
+        """A start that was not possible, for the page: Locust itself shows it in its log only."""
+        self.problem = text
+
+    def open_run(self, plan: Plan, settings: dict[str, Any], *, run_id: str, run_dir: str, loop: str) -> None:
+        """Forget the last run and expect this one. `settings`: see `Wiring.settings()["live"]`."""
+        self.__init__()  # type: ignore[misc]
+        self.run_id, self.run_dir, self.loop, self.plan = run_id, run_dir, loop, plan
+        self.model, self.target_qps = settings["model"], settings["target_qps"]
+        self.slo = Slo(**settings["slo"])
+        self._gates = settings["gates"]
+        self._step_s = 1.0
+
+    def open_stage(self, plan: PlannedStage, intended_s: Sequence[float]) -> Stage:
+        """A stage is being prepared."""
+        assert self.plan is not None
+        chosen = [GateCount(g) for g in self._gates if applies(g, plan, self.plan, self.target_qps)]
+        stage = Stage(plan, self.slo, chosen, loop=self.loop)
+        if self.loop == "open":
+            stage.plan_arrivals(intended_s)
+        self.stages.append(stage)
+        self.state = "preparing"
+        return stage
+
+    def begin_stage(self, start_s: float) -> None:
+        """The last opened stage sends."""
+        self.stages[-1].begin(start_s)
+        self.state = "sending"
+
+    def drain_stage(self) -> None:
+        """No more arrivals in this stage."""
+        self.stages[-1].state = self.state = "draining"
+
+    def end_stage(self, now_s: float, marks: Iterable[str]) -> list[str]:
+        """All rows of the stage are there; sentences of the abort gates that it misses."""
+        self._gauges.clear()
+        return self.stages[-1].end(now_s, marks)
+
+    def add_rows(self, stage_index: int, rows: Any) -> None:
+        """Count rows (see `seen`) of the stage that runs; rows of another one come too late to be shown."""
+        if not self.stages or self.stages[-1].plan.index != stage_index:
+            return
+        add = self.stages[-1].add
+        for row in seen(rows):
+            add(row)
+
+    def add_gauge(self, worker: int, samples: list[list[Any]]) -> None:
+        """Samples (t_s, stage, in_flight, ...) of one worker."""
+        if samples:
+            self._gauges[worker] = _Gauge(samples[-1][0], samples[-1][2])
+            if self.stages:
+                self.stages[-1].in_flight_max = max(self.stages[-1].in_flight_max, self.in_flight(samples[-1][0]))
+
+    def finish(self) -> None:
+        """The run has its whole folder."""
+        self.state = "finished"
+        self._gauges.clear()
+
+    # -- what others ask ---------------------------------------------------------------------
+
+    def in_flight(self, now_s: float) -> int:
+        """Streams open on all workers, by their last samples."""
+        return sum(g.in_flight for g in self._gauges.values() if now_s - g.at_s < GAUGE_STALE_S)
+
+    def tick(self, now_s: float) -> bool:
+        """Keep one point of the run over time, about once a second; True when it did."""
+        if now_s - self._last_s < self._step_s or not self.stages:
+            return False
+        stage, in_flight = self.stages[-1], self.in_flight(now_s)
+        sent, done = stage.all_sent + in_flight, stage.all_rows
+        index, sent_before, done_before = self._counts
+        spent = now_s - self._last_s
+        if index == stage.plan.index and self._last_s > 0:
+            sending = stage.state == "sending"
+            at = now_s - (stage.start_s or now_s)
+            offered = stage.plan.rate_at(min(max(at, 0.0), stage.plan.duration_s)) if sending else 0.0
+            rates = [max(0.0, (sent - sent_before) / spent), max(0.0, (done - done_before) / spent)]
+            self.series.append([now_s, offered, *rates, in_flight])
+        self._counts, self._last_s = (stage.plan.index, sent, done), now_s
+        if len(self.series) >= SERIES_POINTS:
+            self.series = self.series[::2]
+            self._step_s *= 2
+        return True
+
+    def verdict(self, now_s: float) -> str:
+        """How the run stands against the SLO at the target rate, as a sentence. The analysis has the last word."""
+        if self.problem:
+            return f"not started: {self.problem}"
+        if not self.stages or self.plan is None:
+            return "no run yet"
+        if self.stopped_by:
+            return f"stopped early: {self.stopped_by}"
+        at = [s for s in self.stages if self._is_target(s)]
+        words = {s.verdict(now_s) for s in at}
+        where = f"{self.target_qps:g} requests/s" if self.target_qps is not None else "the target rate"
+        if not at:
+            held = [s.plan.offered_qps for s in self.stages if s.verdict(now_s) == "held"]
+            so_far = f"; held up to {max(held):g} requests/s so far" if held else ""
+            return f"open: {where} is not among the stages that ran{so_far}"
+        if words & {"missed", "misses"}:
+            return f"fails so far: the SLO is missed at {where}"
+        if words <= {"held", "holds"}:
+            return f"passes so far: the SLO holds at {where}"
+        return f"open: the stage at {where} is not decided"
+
+    def _is_target(self, stage: Stage) -> bool:
+        rate = self.target_qps
+        return rate is not None and abs(stage.plan.offered_qps - rate) <= SAME_RATE * max(rate, 1.0)
+
+    def progress(self, now_s: float) -> dict[str, Any]:
+        """What the console shows once a second."""
+        stage = self.stages[-1]
+        pair = stage.attainment(now_s)
+        return {
+            "number": stage.plan.index + 1,
+            "attainment": list(pair) if pair else None,
+            "in_flight": self.in_flight(now_s),
+            "verdict": stage.verdict(now_s),
+        }
+
+    def summary(self, now_s: float) -> dict[str, Any]:
+        """The run as plain JSON data, stages in the order they ran; a latency without end is "inf"."""
+        plan = self.plan
+        return {
+            "state": self.state,
+            "run_id": self.run_id,
+            "run_dir": self.run_dir,
+            "model": self.model,
+            "loop": self.loop,
+            "now_s": round(now_s, 1),
+            "verdict": self.verdict(now_s),
+            "problem": self.problem,
+            "target_qps": self.target_qps,
+            "slo": {"ttft_s": self.slo.ttft_s, "tpot_s": self.slo.tpot_s, "attainment": self.slo.target},
+            "planned_stages": len(plan.stages) if plan else 0,
+            "planned_s": sum(s.duration_s for s in plan.stages) if plan else 0.0,
+            "spent_s": sum(s.spent_s(now_s) for s in self.stages),
+            "seed": plan.run_seed if plan else None,
+            "in_flight": self.in_flight(now_s),
+            "stages": [self._stage_summary(s, now_s) for s in self.stages],
+            "series": [[round(v, 3) if v is not None else None for v in point] for point in self.series],
+        }
+
+    def _stage_summary(self, stage: Stage, now_s: float) -> dict[str, Any]:
+        live = stage is self.stages[-1] and stage.state != "ended"
+        in_flight = self.in_flight(now_s) if live else 0
+        pair = stage.attainment(now_s)
+        return {
+            "name": stage.plan.name,
+            "state": stage.state,
+            "offered_qps": stage.plan.offered_qps,
+            "arrived_qps": stage.arrived_qps(now_s, in_flight),
+            "left_s": max(0.0, stage.start_s + stage.plan.duration_s - now_s) if live and stage.start_s else None,
+            "due": stage.due(now_s),
+            "ended": stage.rows,
+            "statuses": stage.statuses,
+            "attainment": list(pair) if pair else None,
+            "ttft_s": _percentiles(stage.ttft),
+            "tpot_s": _percentiles(stage.tpot),
+            "in_flight": in_flight,
+            "in_flight_max": stage.in_flight_max,
+            "send_lag_p99_s": _plain(stage.send_lag.percentile(0.99)),
+            "verdict": stage.verdict(now_s),
+            "marks": stage.marks,
+        }
+
+
+def _percentiles(histogram: Histogram) -> dict[str, Any]:
+    """p50, p95 and p99 with the number of values; one that so few values cannot carry is None."""
+    found = {
+        name: _plain(histogram.percentile(SHARES[name])) if histogram.n >= MIN_SAMPLES[name] else None
+        for name in ("p50", "p95", "p99")
+    }
+    return {"n": histogram.n, **found}
+
+
+def _plain(value: float | None) -> float | str | None:
+    if value is None:
+        return None
+    return "inf" if value == math.inf else round(value, 6)
