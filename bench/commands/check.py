@@ -83,11 +83,16 @@ class _engine:
         self._process.stop()
 
 
+def exit_code_of(problems: list[Problem]) -> int:
+    """3 when all that is wrong is base URL, model or key; 2 when the config is wrong otherwise."""
+    return 3 if all(problem.id in OURS for problem in problems if problem.severity == "error") else 2
+
+
 def _refuse(problems: list[Problem], as_json: bool) -> None:
     """The config was refused: a fault of the three-piece set is a failed check, any other a usage error."""
     errors = [problem for problem in problems if problem.severity == "error"]
-    ours = all(problem.id in OURS for problem in errors)
-    page = "docs/troubleshooting.md#three-piece-set" if ours else "docs/config.md"
+    code = exit_code_of(problems)
+    page = "docs/troubleshooting.md#three-piece-set" if code == 3 else "docs/config.md"
     sentence = f"NOT READY [{errors[0].id}]: {errors[0].where} {errors[0].found}"
     next_step = f"{errors[0].fix} ({page})"
     if as_json:
@@ -97,7 +102,7 @@ def _refuse(problems: list[Problem], as_json: bool) -> None:
     else:
         lines = [f"FAILED  {problem.text()}" for problem in errors]
         click.echo("\n".join([*lines, "", sentence, f"next: {next_step}"]))
-    sys.exit(3 if ours else 2)
+    sys.exit(code)
 
 
 def _lines(report: PreflightReport) -> list[str]:

@@ -15,7 +15,7 @@ import click
 
     The request goes through the transport of the load test. No part of the key is printed.
 
-    Exit code 0: the row is ok; 3: it is not; 2: the config cannot be used.
+    Exit code 0: the row is ok; 3: it is not, or base URL, model or key cannot be used; 2: the config is wrong.
 
     \b
     Example:
@@ -32,6 +32,7 @@ def command(config_path: Path | None, base_url: str, model: str, max_tokens: int
     """Send one request."""
     from bench.client.errors import ChannelError
     from bench.client.probe import run_probe
+    from bench.commands.check import exit_code_of
     from bench.config import ConfigError, api_key_from_environment, load_config
 
     overrides: dict[str, Any] = {"engine.embedded": False}
@@ -41,11 +42,13 @@ def command(config_path: Path | None, base_url: str, model: str, max_tokens: int
         overrides["model"] = model
     try:
         resolved = load_config(config_path, overrides=overrides)
+        if problems := resolved.placeholders():
+            raise ConfigError(problems)
         key = api_key_from_environment(key_file=resolved.config.target.api_key_file)
         result = run_probe(resolved.config, key, max_tokens=max_tokens, prompt=prompt)
     except ConfigError as error:
         click.echo(str(error), err=True)
-        sys.exit(2)
+        sys.exit(exit_code_of(error.problems))
     except ChannelError as error:
         click.echo(f"{error.code}: {error}", err=True)
         sys.exit(3)

@@ -162,10 +162,18 @@ def test_no_connection_is_a_row_too() -> None:
     ("url", "env"),
     [("http://h/v1?utm_source=x", {}), ("nonsense", {}), ("http://127.0.0.1:1", {"BENCH_API_KEY": "sk-abc def"})],
 )
-def test_a_config_that_cannot_be_used_is_a_usage_error(url: str, env: dict[str, str]) -> None:
+def test_a_broken_three_piece_set_is_refused_before_any_request(url: str, env: dict[str, str]) -> None:
     code, document, output = probe(url, "--json", **env)
-    assert (code, document) == (2, {})
+    assert (code, document) == (3, {})
     assert output.strip() and "sk-abc" not in output
+
+
+def test_a_missing_model_and_a_wrong_config(tmp_path: Path) -> None:
+    code, _, output = probe("http://127.0.0.1:1", "--model", "your-model-id")
+    assert code == 3 and "placeholder" in output
+    config = tmp_path / "broken.json"
+    config.write_text('{"no_such_section": 1}', encoding="utf-8")
+    assert probe("http://127.0.0.1:1", "--config", str(config))[0] == 2
 
 
 def test_text_completions_by_config(tmp_path: Path) -> None:
