@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from scipy import stats
 
 from analysis.batching import Lengths, StepLaw, lambda_max_qps
 from analysis.birth_death import limited_ps, residence_quantile_s, ttft_quantile_s
@@ -59,6 +60,16 @@ class Latencies:
 def p95(values: np.ndarray) -> float:
     """Nearest-rank 95th percentile, same unit; nan when empty."""
     return nearest_rank(np.sort(values), SHARES["p95"])
+
+
+def p95_interval(values: np.ndarray) -> tuple[float, float]:
+    """Order-statistic 95 % interval of the p95, same unit, as if rows were independent (so at best too narrow).
+
+    Ranks binom.ppf(.025, n, .95) and binom.ppf(.975, n, .95) + 1; the upper end is inf when it is past n.
+    """
+    ordered, n = np.sort(values), values.size
+    low, high = (int(r) for r in stats.binom.ppf([0.025, 0.975], n, SHARES["p95"]))
+    return float(ordered[max(low, 1) - 1]), float(ordered[high]) if high < n else math.inf
 
 
 def metrics(rows: Latencies, slo: Deadlines) -> dict[str, float]:

@@ -258,6 +258,15 @@ def test_metrics_by_hand():
     assert got == {"e2e_mean_s": 2.0, "e2e_p95_s": inf, "ttft_p95_s": inf, "attainment": 0.5}
 
 
+@pytest.mark.parametrize(
+    ("n", "low", "high"),
+    # known order-statistic ranks for p = .95 (1-based)
+    [(100, 90, 100), (300, 277, 293), (1500, 1408, 1442), (6000, 5666, 5734), (60, 53, math.inf)],
+)
+def test_p95_interval_ranks(n, low, high):
+    assert predict.p95_interval(np.arange(1.0, n + 1)) == (low, high)
+
+
 def test_ttft_shift_recovers_an_added_distribution():
     rng = np.random.default_rng(4)
     replayed = rng.exponential(0.02, 2000)
