@@ -387,6 +387,7 @@ class AnswerReader:
             if found:
                 self._reads = 1
                 self._output(found, at)
+                self._note(_name_of(found, b""), event=1, bytes=len(self.body))
         if chat.fault is not None:
             return chat.fault
         if self._fault is not None and not (kind == EVENTS and chat.terminated):
