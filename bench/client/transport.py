@@ -151,7 +151,8 @@ class Transport:
 
     @property
     def in_flight(self) -> int:
-        """Streams between the call of `send` and their `on_done`."""
+        """Streams between the call of `send` and their `on_done`; a lazy one counts until it is drained, so for half
+        a drain interval too long on average."""
         return len(self._streams)
 
     def send(self, body: bytes, *, request_id: str, prompt_read: bool = False, pinned_tokens: int | None = None,
