@@ -21,13 +21,13 @@ from analysis import load, locust_csv, series
 from analysis.attainment import Slo
 from analysis.diagnosis import diagnose
 from analysis.errors import error_groups
-from analysis.gates import default_gates, evaluate, usable
+from analysis.gates import default_gates, evaluate, locate, usable
 from analysis.knee import Level, capacity, crossing
 from analysis.repeatability import repeatability
 from analysis.stage import Context, StageResult, analyse_stage
 from analysis.stimulus import lag_limit_s
 from analysis.verdict import Facts, verdict
-from bench.records.analysis import SCHEMA_VERSION, Analysis, Capacity, Reason, to_json
+from bench.records.analysis import SCHEMA_VERSION, Analysis, Capacity, Reason, StageAnalysis, to_json
 from bench.records.request import LedgerProblem
 from bench.records.stage import RunInfo, StageRow
 
@@ -36,6 +36,11 @@ ATTAINMENT_DEFAULT = 0.99
 # Rows that the models read: more do not change a coefficient, and a replay costs 10 µs each.
 MODEL_ROWS = 60_000
 MODEL_ROWS_STAGE = 4_000
+# Loads without a single rate: the SLO is judged over the whole run.
+RUN_SHAPES = ("ramp", "spike", "replay")
+SINGLE_SHAPES = ("smoke", "single", "repeat")
+# Reasons that take the trust from every row, and so from every capacity figure.
+UNTRUSTED = {"INV-ROWS", "INV-LEDGER", "INV-CSV", "INV-SEED", "INV-OFFSET", "INV-CHANNEL"}
 VARYING_SHAPES = ("ramp", "spike")
 
 
@@ -133,6 +138,7 @@ def _context(
         gauge=gauge,
         server=server,
         batch=at_once * replicas if math.isfinite(at_once) else None,
+        ceiling_qps=_number(_section(_section(raw, "target"), "calibration").get("ceiling_qps")),
         burstiness=_number(_section(config, "loadgen").get("burstiness")) or 1.0,
         varying=raw.get("shape") in VARYING_SHAPES,
         loop=str(raw.get("loop") or "open"),
@@ -228,12 +234,17 @@ def _assemble(
     csv_check = check_csv(run_dir, checked, stage_rows)
     model = _model(checked, stage_rows, results, config, slo) if models else None
     found = _capacity(results, slo, model.get("lambda_max_qps") if model else None)
-    gates = [evaluate(g, stages, found, target) for g in default_gates(slo.as_dict(), target or 0.0, _gates(config))]
+    target, at, notes = _where(raw, config, target, stages)
+    gates = [evaluate(g, stages, found, target) for g in default_gates(slo.as_dict(), _gates(config), at)]
     bound, limit = _clock_bound(raw), lag_limit_s(slo.ttft_deadline_s)
     interrupted = bool(raw.get("interrupted")) or any("interrupted" in s.marks for s in stages)
-    judged = verdict(Facts(gates, stages, problems, csv_check, errors, target, interrupted, bound, limit))
-    if any(r.severity == "invalid" and r.stage is None for r in judged.reasons):
-        found = _withheld(found, slo.attainment_target)
+    judged = verdict(Facts(gates, stages, problems, csv_check, errors, target, interrupted, at, bound, limit))
+    judged.reasons.extend(notes)
+    if any(r.severity == "invalid" and r.reason_id in UNTRUSTED for r in judged.reasons):
+        found = _withheld(slo.attainment_target, "The run is INVALID, so no capacity figure is given; see the reasons.")
+    elif raw.get("loop") == "closed":
+        text = "Closed loop: the load follows the service and cannot exceed it, so it shows no knee."
+        found = _withheld(slo.attainment_target, text)
     ledger = checked.ledger
     in_window = np.zeros(ledger.rows, dtype=bool)
     for result in results:
@@ -300,10 +311,29 @@ def _gates(config: dict[str, Any]) -> list[dict[str, Any]]:
     return [g for g in config.get("gates") or [] if isinstance(g, dict)]
 
 
-def _withheld(found: Capacity, target: float) -> Capacity:
-    """No capacity figure from a run whose rows cannot be trusted."""
-    none = capacity([], target)
-    return replace(none, sentence="The run is INVALID, so no capacity figure is given; see the reasons.")
+def _where(
+    raw: dict[str, Any], config: dict[str, Any], target: float | None, stages: list[StageAnalysis]
+) -> tuple[float | None, str, list[Reason]]:
+    """The rate that decides, where the SLO's gates apply, and a note when it is not the target of the config."""
+    measured = [s for s in stages if s.verdict != "EMPTY"]
+    shape, loop = raw.get("shape"), raw.get("loop")
+    if measured and (loop == "closed" or shape in RUN_SHAPES or all("ramp" in s.marks for s in measured)):
+        return target, "run", []
+    rates = {s.offered_qps for s in measured}
+    if shape in SINGLE_SHAPES and len(rates) == 1 and target is not None and not locate(measured, target).exact:
+        rate = rates.pop()
+        invalid_there = locate(measured, target).invalid_exact
+        if not invalid_there and abs(rate - target) > 1e-9:
+            text = (
+                f"the shape {shape} ran at {rate:g} requests/s: this verdict is about that rate, not about {target:g}"
+            )
+            return rate, "target", [Reason("WARN-RATE", "warn", text, "run a sweep for the target rate", value=rate)]
+    return target, "target", []
+
+
+def _withheld(target: float, sentence: str) -> Capacity:
+    """No capacity figure, and why."""
+    return replace(capacity([], target), sentence=sentence)
 
 
 def _levels(results: list[StageResult], kind: str) -> list[Level]:

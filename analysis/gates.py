@@ -87,15 +87,18 @@ def attainment_at(place: Place, qps: float, clause: str = "joint") -> tuple[floa
     return None, "not measured on both sides"
 
 
-def default_gates(slo: dict[str, float], target_qps: float, configured: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The SLO as gates; a configured gate on the same statistic at the target takes the place of a default."""
+def default_gates(slo: dict[str, float], configured: list[dict[str, Any]], at: str = "target") -> list[dict[str, Any]]:
+    """The SLO as gates; a configured gate on the same statistic at the same place stands in for a default.
+
+    `at`: "target", or "run" for a load that has no single rate (ramp, spike, replay, closed loop).
+    """
     wanted = [
         {"metric": "attainment", "statistic": "value", "operator": ">=", "value": slo["attainment_target"],
-         "at": "target", "severity": "fail"},
+         "at": at, "severity": "fail"},
         {"metric": "e2e", "statistic": "p95", "operator": "<=", "value": slo["e2e_target_s"] * 1e3,
-         "at": "target", "severity": "fail", "by_share": True},
+         "at": at, "severity": "fail", "by_share": True},
     ]  # fmt: skip
-    taken = {(g.get("metric"), g.get("statistic", "value")) for g in configured if g.get("at", "target") == "target"}
+    taken = {(g.get("metric"), g.get("statistic", "value")) for g in configured if g.get("at", "target") == at}
     return [g for g in wanted if (g["metric"], g["statistic"]) not in taken] + list(configured)
 
 
@@ -125,7 +128,7 @@ def evaluate(spec: dict[str, Any], stages: list[StageAnalysis], capacity: Capaci
             rate = max((s.offered_qps for s in stages if s.verdict != "EMPTY"), default=None)
         _rate_gate(gate, stages, rate, bool(spec.get("by_share")))
     else:
-        _all_gate(gate, stages)
+        _all_gate(gate, stages, bool(spec.get("by_share")))
     return gate
 
 
@@ -168,7 +171,10 @@ def _rate_gate(gate: Gate, stages: list[StageAnalysis], rate: float | None, by_s
         _compare_worst(gate, place.exact, f"measured at {rate:g} requests/s", by_share)
     elif place.below and place.above:
         _compare_worst(
-            gate, place.above, f"{rate:g} was not measured: taken at the next rate, {place.above[0].offered_qps:g}"
+            gate,
+            place.above,
+            f"{rate:g} was not measured: taken at the next rate, {place.above[0].offered_qps:g}",
+            by_share,
         )
         if gate.status == "fail":
             _between(gate, place, rate)
@@ -256,13 +262,16 @@ def _read(metric: str, statistic: str, s: StageAnalysis) -> tuple[float | None, 
     return None, f"{metric} is not recorded"
 
 
-def _all_gate(gate: Gate, stages: list[StageAnalysis]) -> None:
-    """Every valid stage (`all`), or the same over the run (`run`)."""
-    good = tuple(s for s in stages if usable(s))
-    if not good:
+def _all_gate(gate: Gate, stages: list[StageAnalysis], by_share: bool) -> None:
+    """Every valid stage (`all`), or the whole run (`run`): ramps count here, attainment is pooled over arrivals."""
+    measured = tuple(s for s in stages if s.verdict not in ("EMPTY", "INVALID"))
+    if not measured:
         gate.text = "no valid stage was measured"
-        return
-    _compare_worst(gate, good, "worst over all valid stages")
+    elif gate.at == "run" and gate.metric.startswith("attainment"):
+        clause = gate.metric.removeprefix("attainment").lstrip("_") or "joint"
+        _compare(gate, pooled_attainment(measured, clause), "over all arrivals of the run")
+    else:
+        _compare_worst(gate, measured, "worst over all valid stages", by_share)
 
 
 def _capacity_gate(gate: Gate, capacity: Capacity) -> None:

@@ -48,6 +48,7 @@ class Context:
     burstiness: float
     varying: bool  # the shape changes its rate within a stage
     loop: str
+    ceiling_qps: float | None = None  # highest rate of the client against the null server, when it was calibrated
 
 
 @dataclass(frozen=True)
@@ -310,6 +311,13 @@ def _finish(
         s.reasons.append(
             Reason("WARN-SHORT", "warn", text, "raise sweep.stage_duration_sec", stage, s.window_s, flow.needed_s)
         )
+    if context.ceiling_qps is not None and s.offered_qps > context.ceiling_qps:
+        text = (
+            f"{s.offered_qps:g} requests/s are above the client's own ceiling of {context.ceiling_qps:g}, "
+            "measured against the null server"
+        )
+        step = "use more workers and calibrate again"
+        s.reasons.append(Reason("INV-CEILING", "invalid", text, step, stage, s.offered_qps, context.ceiling_qps))
     _sample_reasons(s, context)
     invalid = any(r.severity == "invalid" for r in s.reasons)
     if s.planned == 0 or "not_run" in s.marks:

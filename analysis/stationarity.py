@@ -9,7 +9,7 @@ Does not: use latencies of finished requests as a trend (they are late by themse
    with a Little residual below -2 %.
 2. SUSPECT: only a trend test fires (1 %, one-sided). Near the knee these tests fire
    in 3-5 % of stable stages, because neighbours depend on each other.
-3. TOO_SHORT: the window is shorter than five times what a request takes, and the
+3. TOO_SHORT: fewer than 30 arrivals, or the window is shorter than five times what a request takes, and the
    growth is not going on in its last quarter.
 
 No test can tell a load of .99 from 1.01 in five minutes; nothing here claims to.
@@ -32,6 +32,7 @@ TREND_BUCKETS = 24  # bucket means of in-flight for the trend tests (10 s each a
 TREND_P = 0.01
 TREND_P_STRONG = 0.001
 RESIDUAL_LIMIT = -0.02
+MIN_ARRIVALS = 30  # fewer say nothing about a trend
 MIN_RESIDENCES = 5  # window / residence below this is too short
 STRONG_GROWTH = 0.25  # a quarter of all arrivals left behind needs no full batch to be seen
 
@@ -79,6 +80,9 @@ def stationarity(
     level, centres = bucket_means(sent_s, done_s, t0, t1, buckets)
     slope, slope_p = ols_growth(centres, level)
     trend_p = mann_kendall(level)
+    if arrivals < MIN_ARRIVALS:
+        needed = window_s * MIN_ARRIVALS / arrivals
+        return Stationarity("TOO_SHORT", imbalance, rise, slope, trend_p, slope_p, residences, needed)
     verdict = _verdict(
         flow=_flow_rule(imbalance, rise, trend_p, batch),
         late_flow=_still_growing(sent_s, done_s, t0, t1),

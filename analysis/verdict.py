@@ -46,6 +46,7 @@ class Facts:
     errors: list[ErrorGroup]
     target_qps: float | None
     interrupted: bool
+    at: str = "target"  # "run" when the load has no single rate
     clock_bound_s: float | None = None
     clock_limit_s: float = 0.005
 
@@ -135,6 +136,8 @@ def _deciding_reasons(facts: Facts) -> list[Reason]:
         return [Reason("INV-EMPTY", "invalid", "no stage has a single planned arrival in its window",
                        "check stage duration against warm-up, and whether the run was stopped early",
                        value=0.0, limit=1.0)]  # fmt: skip
+    if facts.at == "run":
+        return [r for s in measured for r in s.reasons if r.severity == "invalid"]
     if facts.target_qps is None:
         return []
     place = locate(measured, facts.target_qps)
@@ -176,9 +179,16 @@ def _fail_reason(gate: Gate) -> Reason:
 def _warnings(facts: Facts) -> list[Reason]:
     """Stages that are INVALID without deciding, and an undecided target."""
     out = []
-    place = locate(facts.stages, facts.target_qps) if facts.target_qps is not None else None
+    if facts.at == "run":
+        place = None
+    else:
+        place = locate(facts.stages, facts.target_qps) if facts.target_qps is not None else None
     for stage in facts.stages:
-        if stage.verdict != "INVALID" or (place and stage in place.invalid_exact and not place.exact):
+        if (
+            stage.verdict != "INVALID"
+            or facts.at == "run"
+            or (place and stage in place.invalid_exact and not place.exact)
+        ):
             continue
         first = next((r for r in stage.reasons if r.severity == "invalid"), None)
         if first:
@@ -197,16 +207,18 @@ def _warnings(facts: Facts) -> list[Reason]:
 
 def _sentence(status: str, facts: Facts, failed: list[Gate], reasons: list[Reason]) -> str:
     stopped = "INTERRUPTED. " if facts.interrupted else ""
-    at = f"{facts.target_qps:g} requests/s" if facts.target_qps is not None else "the target"
+    at = f"at {facts.target_qps:g} requests/s" if facts.target_qps is not None else "at the target"
+    if facts.at == "run":
+        at = "over the whole run"
     if status == "PASS":
         note = (
             " (not decided by the number of arrivals)" if any(r.reason_id == "WARN-UNDECIDED" for r in reasons) else ""
         )
-        return f"{stopped}The SLO holds at {at}{note}."
+        return f"{stopped}The SLO holds {at}{note}."
     if status == "FAIL":
         gate = failed[0]
         label = f"{gate.metric} {gate.statistic}".removesuffix(" value")
         found = "missed" if gate.measured is None else f"{gate.measured:.4g}"
-        return f"{stopped}The SLO does not hold at {at}: {label} is {found}, required {gate.operator} {gate.limit:.4g}."
+        return f"{stopped}The SLO does not hold {at}: {label} is {found}, required {gate.operator} {gate.limit:.4g}."
     first = next(r for r in reasons if r.severity == "invalid")
     return f"{stopped}The measurement is not to be trusted: {first.text}."

@@ -42,7 +42,7 @@ def stage(index: int, qps: float, share: float, *, p95: float | None = 1.0, verd
 
 
 def judge(stages: list[StageAnalysis], target: float | None = 20.0, gates: list[dict] | None = None, **facts: object):
-    found = [evaluate(g, stages, capacity([], 0.99), target) for g in default_gates(SLO, target or 0, gates or [])]
+    found = [evaluate(g, stages, capacity([], 0.99), target) for g in default_gates(SLO, gates or [])]
     base = dict(gates=found, stages=stages, problems=[], csv_check={}, errors=[], target_qps=target, interrupted=False)
     return verdict(Facts(**{**base, **facts}))  # type: ignore[arg-type]
 
@@ -158,6 +158,26 @@ def test_interrupted_keeps_its_status_and_changes_the_code() -> None:
     assert found.sentence.startswith("INTERRUPTED") and found.reasons[0].reason_id == "INTERRUPTED"
 
 
+@pytest.mark.parametrize("shape", ["smoke", "single", "repeat"])
+def test_a_run_at_another_rate_is_judged_at_its_own(tmp_path: Path, shape: str) -> None:
+    found = analyse(write_run(tmp_path / "r", [StageSpec(4, 30, 5)], QUICK, target_qps=20, shape=shape))
+    assert found.verdict.status == "PASS" and found.target_qps == 4 and "4 requests/s" in found.verdict.sentence
+    assert "WARN-RATE" in {r.reason_id for r in found.verdict.reasons}
+
+
+@pytest.mark.parametrize(
+    ("over", "status"), [({"shape": "ramp"}, "PASS"), ({"loop": "closed"}, "PASS"), ({}, "INVALID")]
+)
+def test_loads_without_a_single_rate_are_judged_over_the_run(tmp_path: Path, over: dict, status: str) -> None:
+    found = analyse(write_run(tmp_path / "r", [StageSpec(12, 30, 5)], QUICK, target_qps=20, **over))
+    assert found.verdict.status == status
+    assert ("whole run" in found.verdict.sentence) == (status == "PASS")
+    if over.get("loop") == "closed":
+        assert found.capacity.knee_kind == "none" and "Closed loop" in found.capacity.sentence
+    if status == "INVALID":  # a rate below the target was measured and held: bounds, not nothing
+        assert found.capacity.knee_kind == "at_least"
+
+
 # ------------------------------------------------------------------ whole runs, one fault each
 
 FAULTS = [
@@ -185,6 +205,13 @@ def test_kernel_stamps_excuse_a_late_reader(tmp_path: Path) -> None:
     found = analyse(write_run(tmp_path / "r", [StageSpec(20, 30, 5)], QUICK, faults=faults))
     assert found.verdict.status == "PASS"
     assert {r.severity for r in found.stages[0].reasons if r.reason_id in ("INV-LOOP", "INV-CPU")} == {"warn"}
+
+
+def test_a_stage_above_the_clients_ceiling(tmp_path: Path) -> None:
+    calibration = {"calibration": {"ceiling_qps": 15.0}}
+    found = analyse(write_run(tmp_path / "r", [StageSpec(q, 30, 5) for q in (10, 20)], QUICK, target=calibration))
+    said = [[r.reason_id for r in s.reasons if r.severity == "invalid"] for s in found.stages]
+    assert said == [[], ["INV-CEILING"]] and found.verdict.status == "INVALID"
 
 
 def test_marks_of_the_master(tmp_path: Path) -> None:
