@@ -88,14 +88,14 @@ def table(summary: dict[str, Any]) -> list[dict[str, str]]:
     """Rows of the tab: the whole run first, then the stages, the newest first. Every cell is ready text."""
     target = summary["target_qps"]
     run = {
-        "name": "run",
         "stage": f"run {summary['run_id']}".strip(),
         "offered": "" if target is None else f"target {target:g}",
         "flight": str(summary["in_flight"]) if summary["stages"] else "",
         "verdict": summary["verdict"],
     }
     rows = [run, *(_row(s) for s in reversed(summary["stages"]))]
-    return [{"name": row["name"]} | {key: row.get(key, "") for key, _ in COLUMNS} for row in rows]
+    # Locust sorts by "name", which is no column of ours: it keeps this order.
+    return [{"name": f"{i:05d}"} | {key: row.get(key, "") for key, _ in COLUMNS} for i, row in enumerate(rows)]
 
 
 def _row(s: dict[str, Any]) -> dict[str, str]:
@@ -105,7 +105,6 @@ def _row(s: dict[str, Any]) -> dict[str, str]:
     marks = f" [{', '.join(s['marks'])}]" if s["marks"] else ""
     state = "" if s["state"] == "ended" else f" ({s['state']}{left})"
     return {
-        "name": s["name"],
         "stage": s["name"] + state,
         "offered": f"{s['offered_qps']:g}",
         "arrived": "" if arrived is None else f"{arrived:.1f}",

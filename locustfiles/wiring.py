@@ -42,14 +42,14 @@ def add_options(parser: Any) -> None:
     add = parser.add_argument  # an argument group of Locust's parser does not know include_in_web_ui
     add("--bench-config", env_var="BENCH_CONFIG", default="", help="Config file", include_in_web_ui=False)
     add("--run-dir", env_var="BENCH_RUN_DIR", default="", help="Run folder", include_in_web_ui=False)
-    add("--qps-stages", env_var="BENCH_QPS_STAGES", default="", help="Offered QPS, such as 5,10,15")
-    add("--offered-qps", env_var="BENCH_OFFERED_QPS", type=float, default=0.0, help="One rate, without a shape")
-    add("--stage-duration", env_var="BENCH_STAGE_DURATION", type=float, default=0.0, help="Seconds per stage")
-    add("--stage-repeats", env_var="BENCH_STAGE_REPEATS", type=int, default=0, help="Times each rate is run")
-    add("--plan-seed", env_var="BENCH_SEED", type=int, default=0, help="Seed of arrivals and lengths")
-    add("--target-model", env_var="BENCH_TARGET_MODEL", default="", help="Model id")
-    add("--slo-ttft-ms", env_var="BENCH_SLO_TTFT_MS", type=float, default=0.0, help="TTFT deadline, ms")
-    add("--slo-tpot-ms", env_var="BENCH_SLO_TPOT_MS", type=float, default=0.0, help="TPOT deadline, ms")
+    add("--qps-stages", env_var="BENCH_QPS_STAGES", default="", help="Sweep, such as 5,10,15")
+    add("--offered-qps", env_var="BENCH_OFFERED_QPS", type=float, default=0.0, help="One rate; 0: config")
+    add("--stage-duration", env_var="BENCH_STAGE_DURATION", type=float, default=0.0, help="Seconds; 0: config")
+    add("--stage-repeats", env_var="BENCH_STAGE_REPEATS", type=int, default=0, help="Times each rate is run; 0: config")
+    add("--plan-seed", env_var="BENCH_SEED", type=int, default=0, help="Arrivals, lengths; 0: config")
+    add("--target-model", env_var="BENCH_TARGET_MODEL", default="", help="Model id; empty: config")
+    add("--slo-ttft-ms", env_var="BENCH_SLO_TTFT_MS", type=float, default=0.0, help="TTFT deadline; 0: config")
+    add("--slo-tpot-ms", env_var="BENCH_SLO_TPOT_MS", type=float, default=0.0, help="TPOT deadline; 0: config")
 
 
 class Wiring:
@@ -69,9 +69,17 @@ class Wiring:
                 runner.register_message(name, listener)
         self._listen()
         if self.conductor is not None and environment.web_ui is not None:
+            self._show_target()
             live_page.attach(environment.web_ui, self.options(), self.conductor)
         if loop == "closed" and self.generator is not None:
             gevent.spawn(self.generator.run)  # its users take turns; the stages need a greenlet of their own
+
+    def _show_target(self) -> None:
+        """Put the config's address into the start form, where it can be changed."""
+        try:
+            self.environment.host = self.environment.host or self.load().config.base_url or None
+        except ConfigError:
+            return  # said when a run is started
 
     # -- config and plan -----------------------------------------------------------------
 

@@ -371,6 +371,7 @@ class _Console:
         self._progress: Any = None
         self._task: Any = None
         self._seconds = 0.0
+        self._stage = ""
         self._ticker: threading.Timer | None = None
 
     def note(self, text: str) -> None:
@@ -391,8 +392,8 @@ class _Console:
         total = sum(stage.duration_s for stage in plan.stages)
         n, arrivals = len(plan.stages), sum(stage.expected_arrivals for stage in plan.stages)
         self.note(f"plan: {n} stages, about {arrivals:.0f} arrivals in {total:.0f} s; drains come on top")
-        if self.options.quiet or not sys.stderr.isatty():
-            return
+        if self.options.quiet or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+            return  # one line per stage, no bar
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -412,20 +413,26 @@ class _Console:
         kind = event["event"]
         if kind == "stage":
             self._begin_stage(event)
+        elif kind == "live":
+            if self._progress is not None:
+                self._progress.update(self._task, description=f"{self._stage}  {live_text(event)}")
         elif kind == "drain":
             self._stop_ticker()
+            self._stage += ", draining"
             if self._progress is not None:
-                self._progress.update(self._task, description=f"stage {event['number']}: draining")
+                self._progress.update(self._task, description=self._stage)
         elif kind == "staged":
             self._stop_ticker()
             counts = ", ".join(f"{n} {status}" for status, n in sorted(event["statuses"].items()))
             marks = f" [{', '.join(event['marks'])}]" if event["marks"] else ""
-            self.note(f"  {event['name']:<18} {counts or 'no arrivals'}; drained in {event['drain_s']:.1f} s{marks}")
+            share = f", attainment {share_text(event['attainment'])}" if event.get("attainment") else ""
+            text = f"  {event['name']:<18} {counts or 'no arrivals'}{share}; drained in {event['drain_s']:.1f} s{marks}"
+            self.note(text)
 
     def _begin_stage(self, event: dict[str, Any]) -> None:
+        self._stage = f"stage {event['number']}/{event['of']}: {event['name']}"
         if self._progress is not None:
-            text = f"stage {event['number']}/{event['of']}: {event['name']}"
-            self._progress.update(self._task, description=text, completed=self._seconds)
+            self._progress.update(self._task, description=self._stage, completed=self._seconds)
             self._tick()
         self._seconds += event["duration_s"]
 
@@ -470,6 +477,18 @@ class _Console:
         if analysis.capacity.sentence and analysis.verdict.status != "INVALID":
             click.echo(analysis.capacity.sentence)
         click.echo(f"report: {report}\n{MEANING[analysis.verdict.status]}")
+
+
+def share_text(pair: list[float]) -> str:
+    """`98.21 %`, or `97.10 to 99.40 %` while answers are open."""
+    low, high = f"{100 * pair[0]:.2f}", f"{100 * pair[1]:.2f}"
+    return f"{low} %" if low == high else f"{low} to {high} %"
+
+
+def live_text(event: dict[str, Any]) -> str:
+    """What a stage looks like now: attainment so far, streams in flight."""
+    share = f"attainment {share_text(event['attainment'])}" if event["attainment"] else "warm-up"
+    return f"{share}, {event['in_flight']} in flight"
 
 
 MEANING = {

@@ -2,7 +2,7 @@
 // Follows /slo/data every two seconds and draws it. All text goes in as text, never as markup.
 (() => {
   const SVG = "http://www.w3.org/2000/svg";
-  const W = 520, H = 250, LEFT = 52, RIGHT = 14, TOP = 24, BOTTOM = 38;
+  const H = 250, LEFT = 52, RIGHT = 14, TOP = 24, BOTTOM = 38;
   const $ = (id) => document.getElementById(id);
   const here = location.pathname.replace(/\/+$/, "");
 
@@ -21,9 +21,9 @@
 
   // -- charts -----------------------------------------------------------------------------
 
-  function steps(low, high, count) {
+  function steps(low, high, count, whole) {
     const raw = (high - low) / count || 1, power = 10 ** Math.floor(Math.log10(raw));
-    const step = [1, 2, 5, 10].map((m) => m * power).find((s) => s >= raw);
+    const step = [1, 2, 5, 10].map((m) => m * power).find((s) => s >= raw && (!whole || s >= 1)) || 1;
     const out = [];
     for (let v = Math.ceil(low / step - 1e-9) * step; v <= high + step * 1e-6; v += step) out.push(Math.abs(v) < step * 1e-6 ? 0 : v);
     return out;
@@ -40,6 +40,7 @@
 
   // chart: {title, caption, x, y, log, zero, top, series: [{name, ink, dash, points: [[x, y]]}], ranges: [[x, low, high]], limit: {y, name}}
   function draw(chart) {
+    const W = chart.wide ? 1096 : 520;
     const xs = [], ys = [];
     for (const s of chart.series) for (const [x, y] of s.points) { xs.push(x); if (finite(y)) ys.push(y); }
     for (const [x, low, high] of chart.ranges || []) { xs.push(x); ys.push(low, high); }
@@ -58,7 +59,7 @@
     const px = (x) => LEFT + ((x - x0) / (x1 - x0)) * (W - LEFT - RIGHT);
     const f = chart.log ? Math.log : (v) => v;
     const py = (y) => H - BOTTOM - ((f(y) - f(y0)) / (f(y1) - f(y0) || 1)) * (H - TOP - BOTTOM);
-    for (const v of chart.log ? decades(y0, y1) : steps(y0, y1, 5)) {
+    for (const v of chart.log ? decades(y0, y1) : steps(y0, y1, 5, chart.whole)) {
       svg.append(el("svg:line", { class: "gridline", x1: LEFT, x2: W - RIGHT, y1: py(v), y2: py(v) }));
       svg.append(el("svg:text", { x: LEFT - 7, y: py(v) + 4, "text-anchor": "end" }, label(v)));
     }
@@ -95,7 +96,7 @@
       legend.append(el("li", {}, el("svg:svg", { width: 28, height: 10, viewBox: "0 0 28 10", "aria-hidden": "true" },
         el("svg:path", { class: `s ${s.ink}`, d: "M0 5H28", "stroke-dasharray": s.dash || "none" })), s.name));
     const caption = el("figcaption", {}, el("h3", {}, chart.title), el("p", {}, chart.caption));
-    return el("figure", {}, caption, legend, draw(chart));
+    return el("figure", { class: chart.wide ? "wide" : "narrow" }, caption, legend, draw(chart));
   }
 
   // -- what is drawn ----------------------------------------------------------------------
@@ -127,11 +128,11 @@
         series: [{ name: "met (bar: still open)", ink: "blue", dots: true, points: known.map((s) => [s.offered_qps, s.attainment[0]]) }] },
       byRate(stages, "ttft_s", "TTFT by offered rate", data.slo.ttft_s),
       byRate(stages, "tpot_s", "TPOT by offered rate", data.slo.tpot_s),
-      { title: "In flight over time", x: "seconds from the start", y: "requests", zero: true,
+      { title: "In flight over time", x: "seconds from the start", y: "requests", zero: true, whole: true,
         caption: now ? `${now[4]} now; the most of a stage was ${Math.max(0, ...data.stages.map((s) => s.in_flight_max))}.` : "",
         series: [time("in flight", 4, "blue")] },
-      { title: "Offered, sent and ended over time", x: "seconds from the start", y: "requests/s", zero: true,
-        caption: now && data.state === "sending" ? `Offered ${rate(now[1])}, sent ${rate(now[2])}, ended ${rate(now[3])} requests/s.` : "",
+      { title: "Offered, sent and ended over time", x: "seconds from the start", y: "requests/s", zero: true, wide: true,
+        caption: now && data.state === "sending" ? `Offered ${rate(now[1])}, sent ${rate(now[2])}, ended ${rate(now[3])} requests/s in the last second.` : "Nothing is due now.",
         series: [time("offered", 1, "grey", "6 3"), time("sent", 2, "blue"), time("ended", 3, "green", "2 3")] },
     ];
   }
@@ -141,13 +142,13 @@
     if (!s) return [];
     const failed = Object.entries(s.statuses).filter(([k]) => k !== "ok").map(([k, n]) => `${n} ${k}`).join(", ");
     return [
-      ["Stage", `${data.stages.length} of ${data.planned_stages}`, s.name],
-      ["Offered / arrived", `${label(s.offered_qps)} / ${rate(s.arrived_qps)}`, "requests/s"],
+      ["Stage", `${data.stages.length} of ${data.planned_stages}`, s.name + (s.left_s ? `, ${s.left_s.toFixed(0)} s left` : "")],
+      ["Requests/s", `${label(s.offered_qps)} / ${rate(s.arrived_qps)}`, "offered / arrived"],
       ["Attainment so far", range(s.attainment), s.attainment ? `of ${s.due} arrivals due` : "the window has not begun"],
-      ["TTFT p95", `${seconds(s.ttft_s.p95)} ms`, `deadline ${label(data.slo.ttft_s * 1000)} ms, n = ${s.ttft_s.n}`],
-      ["TPOT p95", `${seconds(s.tpot_s.p95)} ms`, `deadline ${label(data.slo.tpot_s * 1000)} ms, n = ${s.tpot_s.n}`],
-      ["In flight", String(s.in_flight), failed || "no failures in this stage"],
-      ["Send lag p99", `${seconds(s.send_lag_p99_s)} ms`, "lateness of our own sender"],
+      ["TTFT p95", `${seconds(s.ttft_s.p95)} ms`, `limit ${label(data.slo.ttft_s * 1000)}, n ${s.ttft_s.n}`],
+      ["TPOT p95", `${seconds(s.tpot_s.p95)} ms`, `limit ${label(data.slo.tpot_s * 1000)}, n ${s.tpot_s.n}`],
+      ["In flight", String(s.in_flight), failed || "no failures"],
+      ["Send lag p99", `${seconds(s.send_lag_p99_s)} ms`, "our own lateness"],
     ];
   }
 
@@ -171,9 +172,9 @@
     const [, kind, word] = KINDS.find(([k]) => data.verdict.startsWith(k)) || ["", "open", running ? "– OPEN" : data.stages.length ? "– NOT DECIDED" : "– WAITING"];
     $("verdict").className = `box ${kind}`;
     $("verdict-word").textContent = word;
-    $("verdict-text").textContent = data.stages.length || data.problem ? data.verdict : "Start a run on Locust's page; this page follows by itself.";
+    $("verdict-text").textContent = data.stages.length || data.problem ? data.verdict.replace(/^[^:]*: /, "") : "Start a run on Locust's page; this page follows by itself.";
     $("title").textContent = data.run_id ? `${data.model || "model"} · ${data.planned_stages} stage${data.planned_stages === 1 ? "" : "s"}` : "No run yet";
-    $("meta").textContent = data.run_id ? `run ${data.run_id} · seed ${data.seed} · ${data.loop} loop · ${data.state}` : "";
+    $("meta").textContent = data.run_id ? `run ${data.run_id} · seed ${data.seed} · ${data.loop} loop · ${data.state}${data.state === "finished" ? `; judge it with: bench analyse ${data.run_dir}` : ""}` : "";
     $("bar").max = data.planned_s || 1;
     $("bar").value = data.spent_s;
     $("tiles").replaceChildren(...tiles(data).map(([name, value, sub]) => el("li", {}, el("p", { class: "label" }, name), el("p", { class: "value" }, value), el("p", { class: "sub" }, sub))));
