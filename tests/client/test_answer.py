@@ -470,7 +470,7 @@ def streams(draw: st.DrawFn) -> list[bytes]:
     return [raw[a:b] for a, b in zip(borders, borders[1:], strict=False)]
 
 
-@settings(max_examples=600, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(heaps=streams())
 def test_lazy_reading_gives_what_the_full_parse_gives(heaps: list[bytes]) -> None:
     full, lazy = both_ways(heaps)
