@@ -7,20 +7,27 @@ Does not: render (see `svg.py`) or place (see `html.py`) them.
 2. A spec has no width of its own: `static_spec` and `live_spec` set one.
 3. An infinite value is never drawn as a number: it is a mark on the upper edge.
 """
+
 from __future__ import annotations
 
 import copy
+import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import altair as alt
+from altair.utils.schemapi import disable_debug_mode
 
 from bench.records.analysis import Analysis, StageAnalysis
 from reports.figures import Figures, finite, number
-from reports.themes import chart_config, ink
+from reports.themes import chart_config, ink, text_ink
 from reports.words import Words
+
+# Altair checks every object against the whole schema while it is built: two thirds of the time of
+# a page. The finished specs are checked instead, by tests/reports/test_charts.py.
+disable_debug_mode()
 
 WIDTH = 760  # px of the static drawing; it is scaled to its column
 HEIGHT = 300
@@ -129,14 +136,16 @@ def data(rows: list[dict[str, Any]]) -> alt.Data:
     def cut(value: Any) -> Any:
         return float(f"{value:.7g}") if isinstance(value, float) else value
 
-    return alt.Data(values=[{k: cut(v) for k, v in row.items()} for row in rows])
+    # a tuple, because altair copies lists at every step
+    return alt.Data(values=tuple({k: cut(v) for k, v in row.items()} for row in rows))
 
 
 def rate_axis(ctx: Context, top: float | None = None) -> alt.X:
     """The shared x axis: offered rate from 0."""
     rates = [s.offered_qps for s in ctx.analysis.stages] or [1.0]
     return alt.X(
-        "x:Q", title=ctx.words("axis_offered"),
+        "x:Q",
+        title=ctx.words("axis_offered"),
         scale=alt.Scale(domain=[0, (top or max(rates)) * 1.04], nice=False, zero=True),
         axis=alt.Axis(tickCount=10, format=",~f"),
     )
@@ -146,10 +155,15 @@ def encodings(field_name: str, keys: Sequence[Key]) -> dict[str, Any]:
     """Colour, dash and shape of the series `keys`; the legend is set by the page, so none is drawn."""
     names = [k.label for k in keys]
     return {
-        "color": alt.Color(f"{field_name}:N", legend=None, scale=alt.Scale(domain=names, range=[ink(k.colour) for k in keys])),
-        "strokeDash": alt.StrokeDash(f"{field_name}:N", legend=None,
-                                     scale=alt.Scale(domain=names, range=[list(k.dash) or [1, 0] for k in keys])),
-        "shape": alt.Shape(f"{field_name}:N", legend=None, scale=alt.Scale(domain=names, range=[k.shape or "circle" for k in keys])),
+        "color": alt.Color(
+            f"{field_name}:N", legend=None, scale=alt.Scale(domain=names, range=[ink(k.colour) for k in keys])
+        ),
+        "strokeDash": alt.StrokeDash(
+            f"{field_name}:N", legend=None, scale=alt.Scale(domain=names, range=[list(k.dash) or [1, 0] for k in keys])
+        ),
+        "shape": alt.Shape(
+            f"{field_name}:N", legend=None, scale=alt.Scale(domain=names, range=[k.shape or "circle" for k in keys])
+        ),
     }
 
 
@@ -162,21 +176,37 @@ def log_scale(values: Iterable[float | None], room: float = 1.25, head: float = 
         low, high = middle_value / 2, middle_value * 2
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     ticks: list[float] = []
-    for steps in ((1,), (1, 3), (1, 2, 5), (1, 2, 3, 5, 7), (1, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8)):  # the coarsest that gives four
+    for steps in (
+        (1,),
+        (1, 3),
+        (1, 2, 5),
+        (1, 2, 3, 5, 7),
+        (1, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8),
+    ):  # the coarsest that gives four
         ticks = [m * 10.0**e for e in decades for m in steps if low <= m * 10.0**e <= high]
         if len(ticks) >= 4:
             break
     high *= (high / low) ** (head / (1 - head))
-    return alt.Scale(type="log", domain=[float(f"{low:.4g}"), float(f"{high:.4g}")], nice=False), [float(f"{v:.6g}") for v in ticks]
+    return alt.Scale(type="log", domain=[float(f"{low:.4g}"), float(f"{high:.4g}")], nice=False), [
+        float(f"{v:.6g}") for v in ticks
+    ]
 
 
-def rule_y(value: float, text: str, colour: str, dash: list[int], align: str = "right", below: bool = False) -> list[alt.Chart]:
+def rule_y(
+    value: float, text: str, colour: str, dash: list[int], align: str = "right", below: bool = False
+) -> list[alt.Chart]:
     """A horizontal line with its name above or below it."""
     base = alt.Chart(data([{"y": value, "text": text}]))
     return [
-        base.mark_rule(color=ink(colour), strokeDash=dash, strokeWidth=1.6).encode(y="y:Q"),
-        base.mark_text(align=align, baseline="top" if below else "bottom", dy=5 if below else -4, dx=-4 if align == "right" else 4, color=ink(colour),
-                       fontWeight=600).encode(y="y:Q", x=alt.value("width" if align == "right" else 0), text="text:N"),
+        base.mark_rule(color=ink(colour), strokeDash=dash, strokeWidth=1.6).encode(y=alt.Y("y:Q")),
+        base.mark_text(
+            align=align,
+            baseline="top" if below else "bottom",
+            dy=5 if below else -4,
+            dx=-4 if align == "right" else 4,
+            color=text_ink(colour),
+            fontWeight=600,
+        ).encode(y=alt.Y("y:Q"), x=alt.XValue("width" if align == "right" else 0), text=alt.Text("text:N")),
     ]
 
 
@@ -190,26 +220,49 @@ def capacity_marks(ctx: Context) -> tuple[list[alt.Chart], list[alt.Chart]]:
     low, high = finite(capacity.watermark_low_qps), finite(capacity.watermark_high_qps)
     if low is not None and high is not None:
         band = alt.Chart(data([{"x": low, "x2": high, "mid": (low + high) / 2, "text": ctx.words("label_watermark")}]))
-        behind.append(band.mark_rect(color=ink("watermark")).encode(x="x:Q", x2="x2:Q"))
-        front.append(band.mark_text(color=ink("tpot"), baseline="bottom", fontSize=11, fontWeight=600).encode(
-            x="mid:Q", y=alt.value(-5), text="text:N"))
+        behind.append(band.mark_rect(color=ink("watermark")).encode(x=alt.X("x:Q"), x2=alt.X2("x2:Q")))
+        front.append(
+            band.mark_text(color=ink("tpot"), baseline="bottom", fontSize=11, fontWeight=600).encode(
+                x=alt.X("mid:Q"), y=alt.YValue(-5), text=alt.Text("text:N")
+            )
+        )
     knee = ctx.knee_qps
     if knee is not None:
         k_low, k_high = finite(capacity.knee_low_qps), finite(capacity.knee_high_qps)
         if k_low is not None and k_high is not None:
-            behind.append(alt.Chart(data([{"x": k_low, "x2": k_high}])).mark_rect(
-                color=ink("wedge"), opacity=0.9).encode(x="x:Q", x2="x2:Q"))
+            behind.append(
+                alt.Chart(data([{"x": k_low, "x2": k_high}]))
+                .mark_rect(color=ink("wedge"), opacity=0.9)
+                .encode(x=alt.X("x:Q"), x2=alt.X2("x2:Q"))
+            )
         text = f"{ctx.words('label_knee')} {ctx.figures.rate(knee)}"
         line = alt.Chart(data([{"x": knee, "text": text}]))
-        front.append(line.mark_rule(color=ink("knee"), strokeWidth=1.4).encode(x="x:Q"))
-        front.append(line.mark_text(align="left", baseline="bottom", dx=-3, fontSize=11, fontWeight=600, color=ink("knee")).encode(
-            x="x:Q", y=alt.value(-5), text="text:N"))
+        front.append(line.mark_rule(color=ink("knee"), strokeWidth=1.4).encode(x=alt.X("x:Q")))
+        front.append(
+            line.mark_text(
+                align="left", baseline="bottom", dx=-3, fontSize=11, fontWeight=600, color=ink("knee")
+            ).encode(x=alt.X("x:Q"), y=alt.YValue(-5), text=alt.Text("text:N"))
+        )
     return behind, front
 
 
-def compose(layers: Sequence[alt.Chart], height: int = HEIGHT, *, validate: bool = False) -> dict[str, Any]:
+def compose(layers: Sequence[alt.Chart], height: int = HEIGHT) -> dict[str, Any]:
     """The spec of the layers, without a width."""
-    spec = alt.layer(*layers).properties(height=height).to_dict(validate=validate)
+    # alt.layer would copy every layer several times; the layers are put together here instead
+    parts = [layer.to_dict(validate=False) for layer in layers]
+    spec: dict[str, Any] = {"$schema": alt.SCHEMA_URL, "height": height}
+    spec["layer"] = [{k: v for k, v in part.items() if k not in ("$schema", "config", "datasets")} for part in parts]
+    datasets: dict[str, Any] = {}
+    names: dict[str, str] = {}
+    for layer in spec["layer"]:  # the same rows are held once
+        values = layer.get("data", {}).get("values")
+        if values is not None:
+            values = list(values)
+            text = json.dumps(values)
+            name = names.setdefault(text, f"d{len(names)}")
+            datasets[name] = values
+            layer["data"] = {"name": name}
+    spec["datasets"] = datasets
     spec["config"] = chart_config()
     spec["autosize"] = {"type": "fit", "contains": "padding"}
     return spec
@@ -217,7 +270,10 @@ def compose(layers: Sequence[alt.Chart], height: int = HEIGHT, *, validate: bool
 
 def static_spec(chart: Chart) -> dict[str, Any]:
     """The spec for the static drawing."""
-    config = {**chart.spec["config"], "font": "sans-serif"}  # half the time of a list of fonts; the style sheet sets the real one
+    config = {
+        **chart.spec["config"],
+        "font": "sans-serif",
+    }  # half the time of a list of fonts; the style sheet sets the real one
     return {**chart.spec, "width": chart.width, "config": config}
 
 

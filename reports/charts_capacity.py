@@ -2,6 +2,7 @@
 
 Input: a `Context`. Output: `Chart` objects. Does not: find the knee.
 """
+
 from __future__ import annotations
 
 import math
@@ -30,8 +31,11 @@ from reports.themes import ink
 
 STATISTICS = ("p50", "p95", "p99")
 STAT_SIGNS = {"p50": ((7, 3), "circle"), "p95": ((), "square"), "p99": ((2, 3), "triangle-up")}
-METRICS = {"ttft": ("ttft_s", "ttft_deadline_s", 1e3), "tpot": ("tpot_s", "tpot_deadline_s", 1e3),
-           "e2e": ("e2e_s", "e2e_target_s", 1.0)}
+METRICS = {
+    "ttft": ("ttft_s", "ttft_deadline_s", 1e3),
+    "tpot": ("tpot_s", "tpot_deadline_s", 1e3),
+    "e2e": ("e2e_s", "e2e_target_s", 1.0),
+}
 
 
 def _value(stage: StageAnalysis, metric: str, statistic: str) -> float | None:
@@ -62,55 +66,106 @@ def latency(ctx: Context, name: str) -> Chart:
             elif value > 0:
                 points.append({**base, "y": value * factor, "text": f.duration(value)})
             if statistic == "p95" and len(group) > 1:
-                dots += [{"x": qps, "y": v * factor} for s in group
-                         if (v := finite(_value(s, metric, "p95"))) is not None and v > 0]
+                dots += [
+                    {"x": qps, "y": v * factor}
+                    for s in group
+                    if (v := finite(_value(s, metric, "p95"))) is not None and v > 0
+                ]
         low = middle(s.latency[metric].p95_low for s in group if metric in s.latency)
         high = middle(s.latency[metric].p95_high for s in group if metric in s.latency)
         if finite(low) and finite(high) and low > 0:
             band.append({"x": qps, "low": low * factor, "high": high * factor})
     deadline = finite(ctx.analysis.slo.get(deadline_key))
-    scale, ticks = log_scale([p["y"] for p in points] + [b["low"] for b in band] + [b["high"] for b in band]
-                             + [deadline * factor if deadline else None], head=0.16 if endless else 0.0)
-    y = alt.Y("y:Q", title=t("axis_latency", metric=name.upper(), unit=unit), scale=scale, axis=alt.Axis(format=",~f", values=ticks))
+    scale, ticks = log_scale(
+        [p["y"] for p in points]
+        + [b["low"] for b in band]
+        + [b["high"] for b in band]
+        + [deadline * factor if deadline else None],
+        head=0.16 if endless else 0.0,
+    )
+    y = alt.Y(
+        "y:Q",
+        title=t("axis_latency", metric=name.upper(), unit=unit),
+        scale=scale,
+        axis=alt.Axis(format=",~f", values=ticks),
+    )
     keys = [Key(s, name, *STAT_SIGNS[s]) for s in STATISTICS]
     signs = encodings("stat", keys)
     dash, shape = signs["strokeDash"], signs["shape"]
     behind, front = capacity_marks(ctx)
     layers: list[alt.Chart] = list(behind)
     if band:
-        layers.append(alt.Chart(data(band)).mark_area(color=ink(name), opacity=0.16).encode(
-            x=rate_axis(ctx), y=alt.Y("low:Q", scale=scale), y2="high:Q"))
+        layers.append(
+            alt.Chart(data(band))
+            .mark_area(color=ink(name), opacity=0.16)
+            .encode(x=rate_axis(ctx), y=alt.Y("low:Q", scale=scale), y2=alt.Y2("high:Q"))
+        )
     if dots:
-        layers.append(alt.Chart(data(dots)).mark_circle(color=ink(name), opacity=0.45, size=16).encode(x=rate_axis(ctx), y=y))
+        layers.append(
+            alt.Chart(data(dots)).mark_circle(color=ink(name), opacity=0.45, size=16).encode(x=rate_axis(ctx), y=y)
+        )
     drawn = alt.Chart(data(points))
     layers.append(drawn.mark_line(color=ink(name)).encode(x=rate_axis(ctx), y=y, strokeDash=dash))
     if deadline:
         layers += rule_y(deadline * factor, t("label_slo", value=f.duration(deadline)), "slo", [8, 4], "left")
     layers += front
-    layers.append(drawn.mark_point(size=52, stroke=ink(name), strokeWidth=1.8, filled=True).encode(
-        x=rate_axis(ctx), y=y, shape=shape,
-        fill=alt.condition("datum.steady", alt.value(ink(name)), alt.value(ink("panel"))),
-        tooltip=[alt.Tooltip("x:Q", title=t("axis_offered")), alt.Tooltip("stat:N", title=name.upper()),
-                 alt.Tooltip("text:N", title=t("value")), alt.Tooltip("n:Q", title="n")]))
+    layers.append(
+        drawn.mark_point(size=52, stroke=ink(name), strokeWidth=1.8, filled=True).encode(
+            x=rate_axis(ctx),
+            y=y,
+            shape=shape,
+            fill=alt.FillValue(ink("panel"), condition={"test": "datum.steady", "value": ink(name)}),
+            tooltip=[
+                alt.Tooltip("x:Q", title=t("axis_offered")),
+                alt.Tooltip("stat:N", title=name.upper()),
+                alt.Tooltip("text:N", title=t("value")),
+                alt.Tooltip("n:Q", title="n"),
+            ],
+        )
+    )
     if endless:
         for row, statistic in enumerate(STATISTICS):
             mine = [e for e in endless if e["stat"] == statistic]
             if mine:
-                layers.append(alt.Chart(data(mine)).mark_point(size=46, stroke=ink(name), fill=ink("panel")).encode(
-                    x=rate_axis(ctx), y=alt.value(9 + 13 * row), shape=shape,
-                    tooltip=[alt.Tooltip("x:Q", title=t("axis_offered")), alt.Tooltip("stat:N", title=t("did_not_finish"))]))
+                layers.append(
+                    alt.Chart(data(mine))
+                    .mark_point(size=46, stroke=ink(name), fill=ink("panel"))
+                    .encode(
+                        x=rate_axis(ctx),
+                        y=alt.YValue(9 + 13 * row),
+                        shape=shape,
+                        tooltip=[
+                            alt.Tooltip("x:Q", title=t("axis_offered")),
+                            alt.Tooltip("stat:N", title=t("did_not_finish")),
+                        ],
+                    )
+                )
         first = min(e["x"] for e in endless)
-        layers.append(alt.Chart(data([{"x": first, "text": "∞ " + t("did_not_finish")}])).mark_text(
-            align="right", dx=-10, color=ink("muted"), fontSize=11).encode(
-                x=rate_axis(ctx), y=alt.value(9 + 13 * max(e["row"] for e in endless if e["x"] == first)), text="text:N"))
-    rows = [[f.asked(s.offered_qps), str(s.repeat + 1), f.count(s.latency[metric].n if metric in s.latency else None)]
-            + [f.percentile(s.latency.get(metric), st) for st in STATISTICS]
-            + [f.interval(s.latency[metric].p95_low, s.latency[metric].p95_high, f.duration) if metric in s.latency else ""]
-            for s in ctx.stages]
+        layers.append(
+            alt.Chart(data([{"x": first, "text": "∞ " + t("did_not_finish")}]))
+            .mark_text(align="right", dx=-10, color=ink("muted"), fontSize=11)
+            .encode(
+                x=rate_axis(ctx),
+                y=alt.YValue(9 + 13 * max(e["row"] for e in endless if e["x"] == first)),
+                text=alt.Text("text:N"),
+            )
+        )
+    rows = [
+        [f.asked(s.offered_qps), str(s.repeat + 1), f.count(s.latency[metric].n if metric in s.latency else None)]
+        + [f.percentile(s.latency.get(metric), st) for st in STATISTICS]
+        + [f.interval(s.latency[metric].p95_low, s.latency[metric].p95_high, f.duration) if metric in s.latency else ""]
+        for s in ctx.stages
+    ]
     return Chart(
-        f"latency-{name}", t("chart_latency_title", metric=name.upper()), ctx.caption(_latency_caption(ctx, name, metric, deadline)),
+        f"latency-{name}",
+        t("chart_latency_title", metric=name.upper()),
+        ctx.caption(_latency_caption(ctx, name, metric, deadline)),
         compose(layers, 340),
-        [t("col_offered"), t("col_repeat"), "n", "p50", "p95", "p99", t("col_p95_interval")], rows, label=name.upper(), keys=keys)
+        [t("col_offered"), t("col_repeat"), "n", "p50", "p95", "p99", t("col_p95_interval")],
+        rows,
+        label=name.upper(),
+        keys=keys,
+    )
 
 
 def _latency_caption(ctx: Context, name: str, metric: str, deadline: float | None) -> str:
@@ -121,13 +176,22 @@ def _latency_caption(ctx: Context, name: str, metric: str, deadline: float | Non
     if not known:
         return t("cap_latency_none", metric=name.upper())
     if deadline is None:
-        parts.append(t("cap_latency_range", metric=name.upper(), low=f.duration(known[0][1]), high=f.duration(known[-1][1])))
+        parts.append(
+            t("cap_latency_range", metric=name.upper(), low=f.duration(known[0][1]), high=f.duration(known[-1][1]))
+        )
     else:
         over = [qps for qps, value in known if value > deadline]
         under = [qps for qps, value in known if value <= deadline and (not over or qps < over[0])]
         key = "cap_latency_crosses" if over and under else "cap_latency_above" if over else "cap_latency_below"
-        parts.append(t(key, metric=name.upper(), slo=f.duration(deadline), low=f.asked(under[-1]) if under else "",
-                       high=f.asked(over[0] if over else known[-1][0])))
+        parts.append(
+            t(
+                key,
+                metric=name.upper(),
+                slo=f.duration(deadline),
+                low=f.asked(under[-1]) if under else "",
+                high=f.asked(over[0] if over else known[-1][0]),
+            )
+        )
     if any(s.stationarity == "UNSTABLE" for s in ctx.stages):
         parts.append(t("cap_hollow"))
     if ctx.repeated():
@@ -135,8 +199,11 @@ def _latency_caption(ctx: Context, name: str, metric: str, deadline: float | Non
     return " ".join(parts)
 
 
-CLAUSES = {"joint": ("attainment_joint", (), "circle"), "ttft": ("attainment_ttft", (7, 3), "square"),
-           "tpot": ("attainment_tpot", (2, 3), "triangle-up")}
+CLAUSES = {
+    "joint": ("attainment_joint", (), "circle"),
+    "ttft": ("attainment_ttft", (7, 3), "square"),
+    "tpot": ("attainment_tpot", (2, 3), "triangle-up"),
+}
 
 
 def attainment(ctx: Context, per_10k: bool) -> Chart:
@@ -155,18 +222,34 @@ def attainment(ctx: Context, per_10k: bool) -> Chart:
             if share is None:
                 continue
             low, high = middle(i.low for i in intervals), middle(i.high for i in intervals)
-            points.append({"x": qps, "clause": names[clause], "y": place(share), "text": f.share(share),
-                           "key": clause, "low": place(low if low is not None else share), "high": place(high if high is not None else share),
-                           "n": sum(i.n for i in intervals)})
-    survivors = [{"x": qps, "y": place(v), "clause": t("clause_survivors")} for qps, group in ctx.by_rate()
-                 if (v := finite(spread(group, lambda s: s.attainment_survivors))) is not None]
+            points.append(
+                {
+                    "x": qps,
+                    "clause": names[clause],
+                    "y": place(share),
+                    "text": f.share(share),
+                    "key": clause,
+                    "low": place(low if low is not None else share),
+                    "high": place(high if high is not None else share),
+                    "n": sum(i.n for i in intervals),
+                }
+            )
+    survivors = [
+        {"x": qps, "y": place(v), "clause": t("clause_survivors")}
+        for qps, group in ctx.by_rate()
+        if (v := finite(spread(group, lambda s: s.attainment_survivors))) is not None
+    ]
     if per_10k:
         scale = alt.Scale(type="symlog", constant=1, domain=[0, 10000])
-        y = alt.Y("y:Q", title=t("axis_misses"), scale=scale, axis=alt.Axis(values=[0, 1, 10, 100, 1000, 10000], format=",~g"))
+        y = alt.Y(
+            "y:Q", title=t("axis_misses"), scale=scale, axis=alt.Axis(values=[0, 1, 10, 100, 1000, 10000], format=",~g")
+        )
     else:
         scale = alt.Scale(domain=[0, 1])
         y = alt.Y("y:Q", title=t("axis_attainment"), scale=scale, axis=alt.Axis(format=".0%", tickCount=5))
-    keys = [Key(names[c], c, CLAUSES[c][1], CLAUSES[c][2]) for c in CLAUSES] + [Key(t("clause_survivors"), "theory", (1, 5))]
+    keys = [Key(names[c], c, CLAUSES[c][1], CLAUSES[c][2]) for c in CLAUSES] + [
+        Key(t("clause_survivors"), "theory", (1, 5))
+    ]
     signs = encodings("clause", keys)
     behind, front = capacity_marks(ctx)
     base, x = alt.Chart(data(points)), rate_axis(ctx)
@@ -174,31 +257,75 @@ def attainment(ctx: Context, per_10k: bool) -> Chart:
     for clause in CLAUSES:
         mine = [{k: p[k] for k in ("x", "low", "high")} for p in points if p["key"] == clause]
         if mine:
-            layers.append(alt.Chart(data(mine)).mark_area(opacity=0.15, color=ink(clause)).encode(
-                x=x, y=alt.Y("low:Q", scale=scale), y2="high:Q"))
+            layers.append(
+                alt.Chart(data(mine))
+                .mark_area(opacity=0.15, color=ink(clause))
+                .encode(x=x, y=alt.Y("low:Q", scale=scale), y2=alt.Y2("high:Q"))
+            )
     if survivors:
-        layers.append(alt.Chart(data(survivors)).mark_line(strokeWidth=1.6).encode(
-            x=x, y=y, color=signs["color"], strokeDash=signs["strokeDash"]))
-    layers.append(base.mark_line().encode(
-        x=x, y=y, color=signs["color"], strokeDash=signs["strokeDash"],
-        strokeWidth=alt.condition("datum.key === 'joint'", alt.value(3), alt.value(1.8))))
+        layers.append(
+            alt.Chart(data(survivors))
+            .mark_line(strokeWidth=1.6)
+            .encode(x=x, y=y, color=signs["color"], strokeDash=signs["strokeDash"])
+        )
+    layers.append(
+        base.mark_line().encode(
+            x=x,
+            y=y,
+            color=signs["color"],
+            strokeDash=signs["strokeDash"],
+            strokeWidth=alt.StrokeWidthValue(1.8, condition={"test": "datum.key === 'joint'", "value": 3}),
+        )
+    )
     target = finite(ctx.analysis.slo.get("attainment_target"))
     if target is not None:
-        layers += rule_y(place(target), t("label_target", value=f.share(target, 1)), "slo", [8, 4], "left", below=not per_10k)
+        layers += rule_y(
+            place(target), t("label_target", value=f.share(target, 1)), "slo", [8, 4], "left", below=not per_10k
+        )
     layers += front
-    layers.append(base.mark_point(filled=True, opacity=1).encode(
-        x=x, y=y, color=signs["color"], shape=signs["shape"], size=alt.condition("datum.key === 'joint'", alt.value(120), alt.value(34)),
-        tooltip=[alt.Tooltip("x:Q", title=t("axis_offered")), alt.Tooltip("clause:N", title=t("col_clause")),
-                 alt.Tooltip("text:N", title=t("value")), alt.Tooltip("n:Q", title="n")]))
-    rows = [[f.asked(s.offered_qps), str(s.repeat + 1), f.count(s.attainment_joint.n)]
-            + [f"{f.share(i.value)} {f.interval(i.low, i.high, f.share)}".strip()
-               for i in (s.attainment_joint, s.attainment_ttft, s.attainment_tpot)]
-            + [f.share(s.attainment_survivors), _misses(s)] for s in ctx.stages]
+    layers.append(
+        base.mark_point(filled=True, opacity=1).encode(
+            x=x,
+            y=y,
+            color=signs["color"],
+            shape=signs["shape"],
+            size=alt.SizeValue(34, condition={"test": "datum.key === 'joint'", "value": 120}),
+            tooltip=[
+                alt.Tooltip("x:Q", title=t("axis_offered")),
+                alt.Tooltip("clause:N", title=t("col_clause")),
+                alt.Tooltip("text:N", title=t("value")),
+                alt.Tooltip("n:Q", title="n"),
+            ],
+        )
+    )
+    rows = [
+        [f.asked(s.offered_qps), str(s.repeat + 1), f.count(s.attainment_joint.n)]
+        + [
+            f"{f.share(i.value)} {f.interval(i.low, i.high, f.share)}".strip()
+            for i in (s.attainment_joint, s.attainment_ttft, s.attainment_tpot)
+        ]
+        + [f.share(s.attainment_survivors), _misses(s)]
+        for s in ctx.stages
+    ]
     return Chart(
-        "attainment-misses" if per_10k else "attainment-share", t("chart_attainment_title"), ctx.caption(_attainment_caption(ctx, target)),
+        "attainment-misses" if per_10k else "attainment-share",
+        t("chart_attainment_title"),
+        ctx.caption(_attainment_caption(ctx, target)),
         compose(layers, 320),
-        [t("col_offered"), t("col_repeat"), "n", t("clause_joint"), "TTFT", "TPOT", t("clause_survivors"), t("axis_misses")],
-        rows, label=t("tab_misses") if per_10k else t("tab_share"), keys=keys)
+        [
+            t("col_offered"),
+            t("col_repeat"),
+            "n",
+            t("clause_joint"),
+            "TTFT",
+            "TPOT",
+            t("clause_survivors"),
+            t("axis_misses"),
+        ],
+        rows,
+        label=t("tab_misses") if per_10k else t("tab_share"),
+        keys=keys,
+    )
 
 
 def _misses(stage: StageAnalysis) -> str:
@@ -215,15 +342,30 @@ def _attainment_caption(ctx: Context, target: float | None) -> str:
     below = [q for q, v in known if v < target]
     above = [q for q, v in known if v >= target and (not below or q < below[0])]
     key = "cap_attainment_crosses" if below and above else "cap_attainment_below" if below else "cap_attainment_holds"
-    parts = [t(key, target=f.share(target, 1), low=f.asked(above[-1]) if above else "",
-               high=f.asked(below[0] if below else known[-1][0]))]
-    gaps = [(s.attainment_survivors - s.attainment_joint.value, s) for s in ctx.stages
-            if s.attainment_survivors is not None and s.attainment_joint.value is not None]
+    parts = [
+        t(
+            key,
+            target=f.share(target, 1),
+            low=f.asked(above[-1]) if above else "",
+            high=f.asked(below[0] if below else known[-1][0]),
+        )
+    ]
+    gaps = [
+        (s.attainment_survivors - s.attainment_joint.value, s)
+        for s in ctx.stages
+        if s.attainment_survivors is not None and s.attainment_joint.value is not None
+    ]
     if gaps:
         gap, stage = max(gaps, key=lambda pair: pair[0])
         if gap >= 0.005:
-            parts.append(t("cap_attainment_survivors", qps=f.asked(stage.offered_qps), all=f.share(stage.attainment_joint.value),
-                           survivors=f.share(stage.attainment_survivors)))
+            parts.append(
+                t(
+                    "cap_attainment_survivors",
+                    qps=f.asked(stage.offered_qps),
+                    all=f.share(stage.attainment_joint.value),
+                    survivors=f.share(stage.attainment_survivors),
+                )
+            )
     methods = sorted({s.attainment_joint.method for s in ctx.stages if s.attainment_joint.method})
     parts.append(t("cap_band", method="; ".join(methods) or "–"))
     return " ".join(parts)
@@ -244,28 +386,63 @@ def rates(ctx: Context) -> Chart:
             area.append({"x": qps, "low": min(good, done), "high": done})
     top = max([s.offered_qps for s in ctx.stages] or [1.0])
     x = rate_axis(ctx)
-    y = alt.Y("y:Q", title=t("axis_rate"), scale=alt.Scale(domain=[0, top * 1.04], nice=False), axis=alt.Axis(tickCount=6, format=",~f"))
-    keys = [Key(t("rate_offered"), "theory", (2, 4)), Key(names[0], "e2e", (7, 3), "square"), Key(names[1], "joint", (), "circle"),
-            Key(t("rate_waste"), "waste", area=True)]
+    y = alt.Y(
+        "y:Q",
+        title=t("axis_rate"),
+        scale=alt.Scale(domain=[0, top * 1.04], nice=False),
+        axis=alt.Axis(tickCount=6, format=",~f"),
+    )
+    keys = [
+        Key(t("rate_offered"), "theory", (2, 4)),
+        Key(names[0], "e2e", (7, 3), "square"),
+        Key(names[1], "joint", (), "circle"),
+        Key(t("rate_waste"), "waste", area=True),
+    ]
     signs = encodings("kind", keys)
     behind, front = capacity_marks(ctx)
     diagonal = alt.Chart(data([{"x": 0, "y": 0, "kind": keys[0].label}, {"x": top, "y": top, "kind": keys[0].label}]))
     base = alt.Chart(data(points))
     layers = [
         *behind,
-        alt.Chart(data(area)).mark_area(color=ink("waste"), opacity=0.75).encode(x=x, y=alt.Y("low:Q"), y2="high:Q"),
+        alt.Chart(data(area))
+        .mark_area(color=ink("waste"), opacity=0.75)
+        .encode(x=x, y=alt.Y("low:Q"), y2=alt.Y2("high:Q")),
         diagonal.mark_line(strokeWidth=1.6).encode(x=x, y=y, color=signs["color"], strokeDash=signs["strokeDash"]),
         *front,
         base.mark_line().encode(x=x, y=y, color=signs["color"], strokeDash=signs["strokeDash"]),
         base.mark_point(size=46, filled=True, opacity=1).encode(
-            x=x, y=y, color=signs["color"], shape=signs["shape"],
-            tooltip=[alt.Tooltip("x:Q", title=t("axis_offered")), alt.Tooltip("kind:N", title=t("col_kind")),
-                     alt.Tooltip("text:N", title=t("axis_rate"))]),
+            x=x,
+            y=y,
+            color=signs["color"],
+            shape=signs["shape"],
+            tooltip=[
+                alt.Tooltip("x:Q", title=t("axis_offered")),
+                alt.Tooltip("kind:N", title=t("col_kind")),
+                alt.Tooltip("text:N", title=t("axis_rate")),
+            ],
+        ),
     ]
-    rows = [[f.asked(s.offered_qps), str(s.repeat + 1), f.rate(s.arrival_qps), f.rate(s.completed_qps), f.rate(s.goodput_qps),
-             f.count(s.output_tps)] for s in ctx.stages]
-    return Chart("rates", t("chart_rates_title"), ctx.caption(_rates_caption(ctx)), compose(layers),
-                 [t("col_offered"), t("col_repeat"), t("col_arrived"), t("rate_completed"), t("rate_goodput"), t("col_tokens")], rows, keys=keys, width=HALF)
+    rows = [
+        [
+            f.asked(s.offered_qps),
+            str(s.repeat + 1),
+            f.rate(s.arrival_qps),
+            f.rate(s.completed_qps),
+            f.rate(s.goodput_qps),
+            f.count(s.output_tps),
+        ]
+        for s in ctx.stages
+    ]
+    return Chart(
+        "rates",
+        t("chart_rates_title"),
+        ctx.caption(_rates_caption(ctx)),
+        compose(layers),
+        [t("col_offered"), t("col_repeat"), t("col_arrived"), t("rate_completed"), t("rate_goodput"), t("col_tokens")],
+        rows,
+        keys=keys,
+        width=HALF,
+    )
 
 
 def _rates_caption(ctx: Context) -> str:
@@ -276,8 +453,14 @@ def _rates_caption(ctx: Context) -> str:
     waste = max(ctx.stages, key=lambda s: s.completed_qps - s.goodput_qps)
     parts = [t("cap_rates_best", good=f.rate(best.goodput_qps), qps=f.asked(best.offered_qps))]
     if waste.completed_qps - waste.goodput_qps > 0.05 * max(waste.completed_qps, 1e-9):
-        parts.append(t("cap_rates_waste", qps=f.asked(waste.offered_qps), done=f.rate(waste.completed_qps),
-                       good=f.rate(waste.goodput_qps)))
+        parts.append(
+            t(
+                "cap_rates_waste",
+                qps=f.asked(waste.offered_qps),
+                done=f.rate(waste.completed_qps),
+                good=f.rate(waste.goodput_qps),
+            )
+        )
     return " ".join(parts)
 
 
@@ -296,21 +479,45 @@ def token_speed(ctx: Context) -> Chart | None:
     x = alt.X("x:Q", title=t("axis_user_speed"), scale=alt.Scale(zero=False, nice=True), axis=alt.Axis(format=",~f"))
     y = alt.Y("y:Q", title=t("axis_tps"), scale=alt.Scale(zero=True), axis=alt.Axis(format=",~f", tickCount=5))
     layers = [
-        base.mark_line(color=ink("theory"), strokeWidth=1.4, strokeDash=[4, 3]).encode(x=x, y=y, order="qps:Q"),
+        base.mark_line(color=ink("theory"), strokeWidth=1.4, strokeDash=[4, 3]).encode(
+            x=x, y=y, order=alt.Order("qps:Q")
+        ),
         base.mark_point(size=60, filled=True, fill=ink("tpot"), opacity=1).encode(
-            x=x, y=y, tooltip=[alt.Tooltip("qps:Q", title=t("axis_offered")), alt.Tooltip("x:Q", title=t("axis_user_speed"), format=".1f"),
-                               alt.Tooltip("y:Q", title=t("axis_tps"), format=",.0f")]),
+            x=x,
+            y=y,
+            tooltip=[
+                alt.Tooltip("qps:Q", title=t("axis_offered")),
+                alt.Tooltip("x:Q", title=t("axis_user_speed"), format=".1f"),
+                alt.Tooltip("y:Q", title=t("axis_tps"), format=",.0f"),
+            ],
+        ),
     ]
     named: list[dict[str, Any]] = []
     wide, tall = max(p["x"] for p in points) - min(p["x"] for p in points), max(p["y"] for p in points)
     for p in points:  # a name only where it does not stand on another one
         if all(abs(p["x"] - q["x"]) > 0.06 * wide or abs(p["y"] - q["y"]) > 0.09 * tall for q in named):
             named.append(p)
-    layers.append(alt.Chart(data(named)).mark_text(align="left", dx=8, dy=-7, color=ink("muted"), fontSize=11).encode(x=x, y=y, text="text:N"))
+    layers.append(
+        alt.Chart(data(named))
+        .mark_text(align="left", dx=8, dy=-7, color=ink("muted"), fontSize=11)
+        .encode(x=x, y=y, text=alt.Text("text:N"))
+    )
     deadline = finite(ctx.analysis.slo.get("tpot_deadline_s"))
     rows = [[f.asked(p["qps"]), f.plain(p["x"], 1), f.count(p["y"])] for p in points]
     first, last = points[0], points[-1]
-    return Chart("token-speed", t("chart_speed_title"),
-                 t("cap_speed", low=f.plain(first["x"], 0), high=f.plain(last["x"], 0), q1=f.asked(first["qps"]), q2=f.asked(last["qps"]),
-                   limit=f.plain(1 / deadline, 0) if deadline else "–"),
-                 compose(layers), [t("col_offered"), t("axis_user_speed"), t("axis_tps")], rows, width=HALF)
+    return Chart(
+        "token-speed",
+        t("chart_speed_title"),
+        t(
+            "cap_speed",
+            low=f.plain(first["x"], 0),
+            high=f.plain(last["x"], 0),
+            q1=f.asked(first["qps"]),
+            q2=f.asked(last["qps"]),
+            limit=f.plain(1 / deadline, 0) if deadline else "–",
+        ),
+        compose(layers),
+        [t("col_offered"), t("axis_user_speed"), t("axis_tps")],
+        rows,
+        width=HALF,
+    )

@@ -3,6 +3,7 @@
 Input: a `Context`. Output: `Chart` objects or None where nothing was measured.
 Does not: bin requests (analysis does; here bins are only merged by adding counts).
 """
+
 from __future__ import annotations
 
 import math
@@ -25,7 +26,7 @@ from reports.charts import (
     stage_label,
 )
 from reports.figures import finite, number
-from reports.themes import HEAT_LEVELS, ink
+from reports.themes import HEAT_LEVELS, ink, text_ink
 
 LAYERS = ("channel", "script", "scheduler", "client")
 HEAT_COLUMNS, HEAT_ROWS = 72, 26  # the most cells that a static drawing should hold
@@ -33,27 +34,37 @@ HEAT_COLUMNS, HEAT_ROWS = 72, 26  # the most cells that a static drawing should 
 
 def _ecdf_points(stage: StageAnalysis, name: str) -> list[list[float]]:
     raw = stage.ecdf_ttft if name == "ttft" else stage.ecdf_tpot
-    return [[float(f"{a * 1e3:.4g}"), round(b, 4)] for a, b in ((number(p[0]), number(p[1])) for p in raw if len(p) >= 2)
-            if a is not None and b is not None and math.isfinite(a) and a > 0]
+    return [
+        [float(f"{a * 1e3:.4g}"), round(b, 4)]
+        for a, b in ((number(p[0]), number(p[1])) for p in raw if len(p) >= 2)
+        if a is not None and b is not None and math.isfinite(a) and a > 0
+    ]
 
 
 def ecdf_frame(ctx: Context, name: str) -> dict[str, Any]:
     """The spec that all stages share, on one axis so that they can be compared; its data is empty.
 
-    A stage's points go into the data set `p` as [value in ms, share] pairs.
+    A stage's points go into the data set `p` as {v: value in ms, s: share}.
     """
     t, f = ctx.words, ctx.figures
     deadline = finite(ctx.analysis.slo.get(f"{name}_deadline_s"))
     everything = [p[0] for s in ctx.analysis.stages for p in _ecdf_points(s, name)]
     scale, ticks = log_scale([*everything, deadline * 1e3 if deadline else None])
-    x = alt.X("0:Q", title=f"{name.upper()} (ms)", scale=scale, axis=alt.Axis(format=",~f", values=ticks, labelOverlap=True))
-    y = alt.Y("1:Q", title=t("axis_share_arrivals"), scale=alt.Scale(domain=[0, 1]), axis=alt.Axis(format=".0%", tickCount=4))
+    x = alt.X(
+        "v:Q", title=f"{name.upper()} (ms)", scale=scale, axis=alt.Axis(format=",~f", values=ticks, labelOverlap=True)
+    )
+    y = alt.Y(
+        "s:Q", title=t("axis_share_arrivals"), scale=alt.Scale(domain=[0, 1]), axis=alt.Axis(format=".0%", tickCount=4)
+    )
     layers = [alt.Chart(alt.NamedData("p")).mark_line(color=ink(name), interpolate="step-after").encode(x=x, y=y)]
     if deadline:
         line = alt.Chart(data([{"x": deadline * 1e3, "text": f"SLO {f.duration(deadline)}"}]))
-        layers.append(line.mark_rule(color=ink("slo"), strokeDash=[8, 4], strokeWidth=1.6).encode(x="x:Q"))
-        layers.append(line.mark_text(color=ink("slo"), align="right", baseline="bottom", dx=3, fontSize=11, fontWeight=600).encode(
-            x="x:Q", y=alt.value(-5), text="text:N"))
+        layers.append(line.mark_rule(color=ink("slo"), strokeDash=[8, 4], strokeWidth=1.6).encode(x=alt.X("x:Q")))
+        layers.append(
+            line.mark_text(
+                color=text_ink("slo"), align="right", baseline="bottom", dx=3, fontSize=11, fontWeight=600
+            ).encode(x=alt.X("x:Q"), y=alt.YValue(-5), text=alt.Text("text:N"))
+        )
     return compose(layers, 220)
 
 
@@ -65,10 +76,24 @@ def ecdf(ctx: Context, stage: StageAnalysis, name: str, frame: dict[str, Any]) -
         return None
     deadline = finite(ctx.analysis.slo.get(f"{name}_deadline_s"))
     interval = stage.attainment_ttft if name == "ttft" else stage.attainment_tpot
-    caption = t("cap_ecdf", metric=name.upper(), share=f.share(interval.value), n=f.count(interval.n),
-                slo=f.duration(deadline) if deadline else "–")
-    spec = {**frame, "datasets": {**frame.get("datasets", {}), "p": points}}
-    return Chart(f"ecdf-{name}-{stage.stage}", f"{name.upper()} · {stage_label(stage)}", caption, spec, [], [], width=HALF, mini=True)
+    caption = t(
+        "cap_ecdf",
+        metric=name.upper(),
+        share=f.share(interval.value),
+        n=f.count(interval.n),
+        slo=f.duration(deadline) if deadline else "–",
+    )
+    spec = {**frame, "datasets": {**frame.get("datasets", {}), "p": [{"v": v, "s": share} for v, share in points]}}
+    return Chart(
+        f"ecdf-{name}-{stage.stage}",
+        f"{name.upper()} · {stage_label(stage)}",
+        caption,
+        spec,
+        [],
+        [],
+        width=HALF,
+        mini=True,
+    )
 
 
 def errors(ctx: Context) -> Chart | None:
@@ -89,27 +114,69 @@ def errors(ctx: Context) -> Chart | None:
     for (stage, layer), count in totals.items():
         if stage in by_stage:
             planned = max(1, by_stage[stage].planned)
-            points.append({"x": labels[stage], "y": count / planned, "layer": t(f"layer_{layer}"), "rank": LAYERS.index(layer),
-                           "count": count, "planned": planned})
+            points.append(
+                {
+                    "x": labels[stage],
+                    "y": count / planned,
+                    "layer": t(f"layer_{layer}"),
+                    "rank": LAYERS.index(layer),
+                    "count": count,
+                    "planned": planned,
+                }
+            )
     keys = [Key(name, f"layer_{layer}", area=True) for name, layer in zip(order, LAYERS, strict=True)]
     colours = encodings("layer", keys)["color"]
     top = max((sum(p["y"] for p in points if p["x"] == label) for label in axis_order), default=0) or 0.01
-    layers = [alt.Chart(data(points)).mark_bar(stroke=ink("panel"), strokeWidth=0.8, width={"band": 0.62}).encode(
-        x=alt.X("x:N", title=t("axis_offered"), sort=axis_order, scale=alt.Scale(domain=axis_order),
-                axis=alt.Axis(labelAngle=0, labelOverlap=True)),
-        y=alt.Y("y:Q", title=t("axis_failed"), stack="zero", scale=alt.Scale(domain=[0, min(1.0, top * 1.12)], nice=True),
-                axis=alt.Axis(format=".1%" if top < 0.05 else ".0%", tickCount=5)),
-        color=colours, order="rank:Q",
-        tooltip=[alt.Tooltip("x:N", title=t("axis_offered")), alt.Tooltip("layer:N", title=t("col_layer")),
-                 alt.Tooltip("count:Q", title=t("col_count"), format=","), alt.Tooltip("planned:Q", title=t("col_planned"), format=",")])]
-    rows = [[labels[s.stage], f.count(s.planned)] + [f.count(totals.get((s.stage, layer), 0)) for layer in LAYERS]
-            for s in ctx.stages]
+    layers = [
+        alt.Chart(data(points))
+        .mark_bar(stroke=ink("panel"), strokeWidth=0.8, width={"band": 0.62})
+        .encode(
+            x=alt.X(
+                "x:N",
+                title=t("axis_offered"),
+                sort=axis_order,
+                scale=alt.Scale(domain=axis_order),
+                axis=alt.Axis(labelAngle=0, labelOverlap=True),
+            ),
+            y=alt.Y(
+                "y:Q",
+                title=t("axis_failed"),
+                stack="zero",
+                scale=alt.Scale(domain=[0, min(1.0, top * 1.12)], nice=True),
+                axis=alt.Axis(format=".1%" if top < 0.05 else ".0%", tickCount=5),
+            ),
+            color=colours,
+            order=alt.Order("rank:Q"),
+            tooltip=[
+                alt.Tooltip("x:N", title=t("axis_offered")),
+                alt.Tooltip("layer:N", title=t("col_layer")),
+                alt.Tooltip("count:Q", title=t("col_count"), format=","),
+                alt.Tooltip("planned:Q", title=t("col_planned"), format=","),
+            ],
+        )
+    ]
+    rows = [
+        [labels[s.stage], f.count(s.planned)] + [f.count(totals.get((s.stage, layer), 0)) for layer in LAYERS]
+        for s in ctx.stages
+    ]
     total, planned = sum(g.count for g in groups), sum(s.planned for s in ctx.analysis.stages)
     biggest = max(groups, key=lambda g: g.count)
-    caption = t("cap_errors", n=f.count(total), planned=f.count(planned), code=biggest.code,
-                share=f.share(sum(g.count for g in groups if g.code == biggest.code) / total, 0))
-    return Chart("errors", t("chart_errors_title"), caption, compose(layers, 240),
-                 [t("col_offered"), t("col_planned"), *order], rows, keys=keys)
+    caption = t(
+        "cap_errors",
+        n=f.count(total),
+        planned=f.count(planned),
+        code=biggest.code,
+        share=f.share(sum(g.count for g in groups if g.code == biggest.code) / total, 0),
+    )
+    return Chart(
+        "errors",
+        t("chart_errors_title"),
+        caption,
+        compose(layers, 240),
+        [t("col_offered"), t("col_planned"), *order],
+        rows,
+        keys=keys,
+    )
 
 
 def _merged(counts: list[list[float]], columns: int, rows: int) -> tuple[list[list[float]], int, int]:
@@ -147,6 +214,9 @@ def heatmap(ctx: Context) -> Chart | None:
     never = [sum(endless[i : i + by_t]) for i in range(0, len(endless), by_t)]
     t_cut = [*t_edges[:-1:by_t], t_edges[-1]]
     e_cut = [*e_edges[:-1:by_e], e_edges[-1]]
+    total, lost = sum(map(sum, merged)) + sum(never), sum(never)
+    if not total:
+        return None
     logarithmic = len(e_cut) > 2 and e_cut[1] > 0 and (e_cut[-1] - e_cut[-2]) > 3 * (e_cut[1] - e_cut[0])
     if logarithmic and e_cut[0] <= 0:
         e_cut[0] = e_cut[1] / 2
@@ -158,34 +228,74 @@ def heatmap(ctx: Context) -> Chart | None:
 
     names = [f"≥ {f.count(step)}" for step in steps]
     cells = _cells(merged, t_cut, e_cut, level, names)
-    strip = [{"t": t_cut[i], "t2": t_cut[i + 1], "n": names[level(c)], "count": c} for i, c in enumerate(never) if c >= 1]
-    x = alt.X("t:Q", title=t("axis_arrival_time"), scale=alt.Scale(domain=[t_cut[0], t_cut[-1]], nice=False), axis=alt.Axis(tickCount=8, format=",~f"))
+    strip = [
+        {"t": t_cut[i], "t2": t_cut[i + 1], "n": names[level(c)], "count": c} for i, c in enumerate(never) if c >= 1
+    ]
+    x = alt.X(
+        "t:Q",
+        title=t("axis_arrival_time"),
+        scale=alt.Scale(domain=[t_cut[0], t_cut[-1]], nice=False),
+        axis=alt.Axis(tickCount=8, format=",~f"),
+    )
     _, ticks = log_scale([e_cut[0], e_cut[-1]], 1.0)
-    scale = alt.Scale(type="log" if logarithmic else "linear", domain=[e_cut[0], e_cut[-1] * (1.25 if strip and logarithmic else 1)], nice=False)
-    y = alt.Y("e:Q", title=t("axis_e2e"), scale=scale, axis=alt.Axis(format=",~f", values=ticks) if logarithmic else alt.Axis(format=",~f", tickCount=6))
-    keys = [Key(name, f"heat_{round(k * (HEAT_LEVELS - 1) / max(1, len(names) - 1))}", area=True) for k, name in enumerate(names)]
+    scale = alt.Scale(
+        type="log" if logarithmic else "linear",
+        domain=[e_cut[0], e_cut[-1] * (1.25 if strip and logarithmic else 1)],
+        nice=False,
+    )
+    y = alt.Y(
+        "e:Q",
+        title=t("axis_e2e"),
+        scale=scale,
+        axis=alt.Axis(format=",~f", values=ticks) if logarithmic else alt.Axis(format=",~f", tickCount=6),
+    )
+    keys = [
+        Key(name, f"heat_{round(k * (HEAT_LEVELS - 1) / max(1, len(names) - 1))}", area=True)
+        for k, name in enumerate(names)
+    ]
     colours = encodings("n", keys)["color"]
-    layers = [alt.Chart(data(cells)).mark_rect(strokeWidth=0).encode(x=x, x2="t2:Q", y=y, y2="e2:Q", color=colours)]
+    layers = [
+        alt.Chart(data(cells))
+        .mark_rect(strokeWidth=0)
+        .encode(x=x, x2=alt.X2("t2:Q"), y=y, y2=alt.Y2("e2:Q"), color=colours)
+    ]
     target = finite(ctx.analysis.slo.get("e2e_target_s"))
     if target and e_cut[0] < target < e_cut[-1]:
         layers += rule_y(target, t("label_e2e_target", value=f.duration(target)), "slo", [8, 4], "left")
     if strip:
-        layers.append(alt.Chart(data(strip)).mark_rect(strokeWidth=0).encode(
-            x=x, x2="t2:Q", y=alt.value(0), y2=alt.value(11), color=colours))
-    total, lost = sum(map(sum, merged)) + sum(never), sum(never)
+        layers.append(
+            alt.Chart(data(strip))
+            .mark_rect(strokeWidth=0)
+            .encode(x=x, x2=alt.X2("t2:Q"), y=alt.YValue(0), y2=alt.Y2Value(11), color=colours)
+        )
     caption = t("cap_heatmap", n=f.count(total)) + (" " + t("cap_heatmap_never", n=f.count(lost)) if lost else "")
     rows = []
     for j in range(len(e_cut) - 1):
         count = sum(row[j] for row in merged)
         if count:
-            rows.append([f"{f.duration(e_cut[j])} – {f.duration(e_cut[j + 1])}", f.count(count), f.share(count / total if total else 0)])
+            rows.append(
+                [
+                    f"{f.duration(e_cut[j])} – {f.duration(e_cut[j + 1])}",
+                    f.count(count),
+                    f.share(count / total if total else 0),
+                ]
+            )
     if lost:
         rows.append([t("did_not_finish"), f.count(lost), f.share(lost / total)])
-    return Chart("heatmap", t("chart_heatmap_title"), caption, compose(layers, 300),
-                 [t("axis_e2e"), t("col_count"), t("col_share")], rows, keys=keys)
+    return Chart(
+        "heatmap",
+        t("chart_heatmap_title"),
+        caption,
+        compose(layers, 300),
+        [t("axis_e2e"), t("col_count"), t("col_share")],
+        rows,
+        keys=keys,
+    )
 
 
-def _cells(merged: list[list[float]], t_cut: list[Any], e_cut: list[Any], level: Any, names: list[str]) -> list[dict[str, Any]]:
+def _cells(
+    merged: list[list[float]], t_cut: list[Any], e_cut: list[Any], level: Any, names: list[str]
+) -> list[dict[str, Any]]:
     """One rectangle per run of neighbouring times with the same shade; empty cells have none."""
     cells: list[dict[str, Any]] = []
     for j in range(len(e_cut) - 1):
@@ -205,9 +315,12 @@ def _cells(merged: list[list[float]], t_cut: list[Any], e_cut: list[Any], level:
 def sender(ctx: Context) -> Chart | None:
     """Lateness of our own sender per stage, against the limit of a trusted measurement."""
     t, f = ctx.words, ctx.figures
-    points = [{"x": s.offered_qps, "y": value * 1e3, "stat": statistic, "text": f.duration(value)} for s in ctx.stages
-              for statistic, value in (("p50", finite(s.stimulus.send_lag_p50_s)), ("p99", finite(s.stimulus.send_lag_p99_s)))
-              if value is not None and value > 0]
+    points = [
+        {"x": s.offered_qps, "y": value * 1e3, "stat": statistic, "text": f.duration(value)}
+        for s in ctx.stages
+        for statistic, value in (("p50", finite(s.stimulus.send_lag_p50_s)), ("p99", finite(s.stimulus.send_lag_p99_s)))
+        if value is not None and value > 0
+    ]
     if not points:
         return None
     deadline = finite(ctx.analysis.slo.get("ttft_deadline_s"))
@@ -220,17 +333,66 @@ def sender(ctx: Context) -> Chart | None:
     dash, shape = signs["strokeDash"], signs["shape"]
     base = alt.Chart(data(points))
     colour = ink("theory")
-    layers = [base.mark_line(color=colour).encode(x=x, y=y, strokeDash=dash) if not ctx.repeated() else
-              base.mark_line(color=colour).encode(x=x, y=alt.Y("median(y):Q", title=t("axis_lag"), scale=scale), strokeDash=dash),
-              *rule_y(limit * 1e3, t("label_limit", value=f.duration(limit)), "slo", [8, 4]),
-              base.mark_point(size=42, filled=True, color=colour, opacity=1).encode(
-                  x=x, y=y, shape=shape, tooltip=[alt.Tooltip("x:Q", title=t("axis_offered")), alt.Tooltip("text:N", title=t("value"))])]
-    worst = max((s for s in ctx.stages if finite(s.stimulus.send_lag_p99_s) is not None), key=lambda s: s.stimulus.send_lag_p99_s or 0)
-    caption = t("cap_sender", lag=f.duration(worst.stimulus.send_lag_p99_s), qps=f.asked(worst.offered_qps), limit=f.duration(limit))
-    rows = [[f.asked(s.offered_qps), str(s.repeat + 1), f.count(s.stimulus.planned), f.count(s.stimulus.sent),
-             f.signed_share(s.stimulus.rate_error_ratio, 2), f.plain(s.stimulus.gap_cv, 3), f.plain(s.stimulus.dispersion, 2),
-             f.plain(s.stimulus.ks_p, 3), f.duration(s.stimulus.send_lag_p50_s), f.duration(s.stimulus.send_lag_p99_s),
-             f.duration(s.stimulus.loop_lag_p99_s), f.share(s.stimulus.client_cpu_max_ratio, 0)] for s in ctx.stages]
-    return Chart("sender", t("chart_sender_title"), caption, compose(layers, 220),
-                 [t("col_offered"), t("col_repeat"), t("col_planned"), t("col_sent"), t("col_rate_error"), t("col_gap_cv"),
-                  t("col_dispersion"), t("col_ks"), t("col_lag_p50"), t("col_lag_p99"), t("col_loop_lag"), t("col_cpu")], rows, keys=keys)
+    layers = [
+        base.mark_line(color=colour).encode(x=x, y=y, strokeDash=dash)
+        if not ctx.repeated()
+        else base.mark_line(color=colour).encode(
+            x=x, y=alt.Y("median(y):Q", title=t("axis_lag"), scale=scale), strokeDash=dash
+        ),
+        *rule_y(limit * 1e3, t("label_limit", value=f.duration(limit)), "slo", [8, 4]),
+        base.mark_point(size=42, filled=True, color=colour, opacity=1).encode(
+            x=x,
+            y=y,
+            shape=shape,
+            tooltip=[alt.Tooltip("x:Q", title=t("axis_offered")), alt.Tooltip("text:N", title=t("value"))],
+        ),
+    ]
+    worst = max(
+        (s for s in ctx.stages if finite(s.stimulus.send_lag_p99_s) is not None),
+        key=lambda s: s.stimulus.send_lag_p99_s or 0,
+    )
+    caption = t(
+        "cap_sender",
+        lag=f.duration(worst.stimulus.send_lag_p99_s),
+        qps=f.asked(worst.offered_qps),
+        limit=f.duration(limit),
+    )
+    rows = [
+        [
+            f.asked(s.offered_qps),
+            str(s.repeat + 1),
+            f.count(s.stimulus.planned),
+            f.count(s.stimulus.sent),
+            f.signed_share(s.stimulus.rate_error_ratio, 2),
+            f.plain(s.stimulus.gap_cv, 3),
+            f.plain(s.stimulus.dispersion, 2),
+            f.plain(s.stimulus.ks_p, 3),
+            f.duration(s.stimulus.send_lag_p50_s),
+            f.duration(s.stimulus.send_lag_p99_s),
+            f.duration(s.stimulus.loop_lag_p99_s),
+            f.share(s.stimulus.client_cpu_max_ratio, 0),
+        ]
+        for s in ctx.stages
+    ]
+    return Chart(
+        "sender",
+        t("chart_sender_title"),
+        caption,
+        compose(layers, 220),
+        [
+            t("col_offered"),
+            t("col_repeat"),
+            t("col_planned"),
+            t("col_sent"),
+            t("col_rate_error"),
+            t("col_gap_cv"),
+            t("col_dispersion"),
+            t("col_ks"),
+            t("col_lag_p50"),
+            t("col_lag_p99"),
+            t("col_loop_lag"),
+            t("col_cpu"),
+        ],
+        rows,
+        keys=keys,
+    )

@@ -3,6 +3,7 @@
 Input: a `Context`. Output: `Chart` objects or None where nothing was measured.
 Does not: compute L, lambda or W.
 """
+
 from __future__ import annotations
 
 from typing import Any
@@ -32,43 +33,98 @@ def law(ctx: Context) -> Chart | None:
         for source, value in measured.items():
             level = finite(value)
             if level and level > 0:
-                points.append({"x": product, "y": level, "source": sources[source], "outside": abs(level / product - 1) > WEDGE,
-                               "label": f.asked(s.offered_qps), "gap": f.signed_share(level / product - 1)})
+                points.append(
+                    {
+                        "x": product,
+                        "y": level,
+                        "source": sources[source],
+                        "outside": abs(level / product - 1) > WEDGE,
+                        "label": f.asked(s.offered_qps),
+                        "gap": f.signed_share(level / product - 1),
+                    }
+                )
     if not points:
         return None
     low = min(min(p["x"], p["y"]) for p in points) / 1.6
     high = max(max(p["x"], p["y"]) for p in points) * 1.6
-    line = [{"x": low, "y": low, "low": low * (1 - WEDGE), "high": low * (1 + WEDGE)},
-            {"x": high, "y": high, "low": high * (1 - WEDGE), "high": high * (1 + WEDGE)}]
+    line = [
+        {"x": low, "y": low, "low": low * (1 - WEDGE), "high": low * (1 + WEDGE)},
+        {"x": high, "y": high, "low": high * (1 - WEDGE), "high": high * (1 + WEDGE)},
+    ]
     _, ticks = log_scale([low, high], 1.0)
     scale = alt.Scale(type="log", domain=[float(f"{low:.4g}"), float(f"{high:.4g}")], nice=False, clamp=True)
     x = alt.X("x:Q", title=t("axis_lambda_w"), scale=scale, axis=alt.Axis(format=",~f", values=ticks, grid=True))
     y = alt.Y("y:Q", title=t("axis_l"), scale=scale, axis=alt.Axis(format=",~f", values=ticks))
     used = [v for v in sources.values() if any(p["source"] == v for p in points)]
-    marks = {sources["gauge"]: ("circle", "ttft"), sources["server"]: ("square", "layer_script"), sources["integral"]: ("diamond", "theory")}
+    marks = {
+        sources["gauge"]: ("circle", "ttft"),
+        sources["server"]: ("square", "layer_script"),
+        sources["integral"]: ("diamond", "theory"),
+    }
     keys = [Key(u, marks[u][1], (), marks[u][0], line=False) for u in used]
     signs = encodings("source", keys)
     keys += [Key("L = λ·W", "theory", (2, 4)), Key("± 20 %", "wedge", area=True)]
     base, guide = alt.Chart(data(points)), alt.Chart(data(line))
     layers = [
-        guide.mark_area(color=ink("wedge")).encode(x=x, y=alt.Y("low:Q", scale=scale), y2="high:Q"),
+        guide.mark_area(color=ink("wedge")).encode(x=x, y=alt.Y("low:Q", scale=scale), y2=alt.Y2("high:Q")),
         guide.mark_line(color=ink("theory"), strokeDash=[2, 4], strokeWidth=1.6).encode(x=x, y=y),
         base.mark_point(size=64, filled=True, opacity=0.95).encode(
-            x=x, y=y, color=signs["color"], shape=signs["shape"],
-            tooltip=[alt.Tooltip("label:N", title=t("axis_offered")), alt.Tooltip("source:N", title=t("col_source")),
-                     alt.Tooltip("x:Q", title="λ·W", format=".4~g"), alt.Tooltip("y:Q", title="L", format=".4~g"),
-                     alt.Tooltip("gap:N", title=t("col_gap"))]),
+            x=x,
+            y=y,
+            color=signs["color"],
+            shape=signs["shape"],
+            tooltip=[
+                alt.Tooltip("label:N", title=t("axis_offered")),
+                alt.Tooltip("source:N", title=t("col_source")),
+                alt.Tooltip("x:Q", title="λ·W", format=".4~g"),
+                alt.Tooltip("y:Q", title="L", format=".4~g"),
+                alt.Tooltip("gap:N", title=t("col_gap")),
+            ],
+        ),
     ]
     labelled = [p for p in points if p["source"] == used[0]]
     if len(labelled) <= 16:
-        layers.append(alt.Chart(data(labelled)).mark_text(align="right", dx=-9, dy=-6, fontSize=11, color=ink("muted")).encode(
-            x=x, y=y, text="label:N"))
-    rows = [[f.asked(s.offered_qps), str(s.repeat + 1), f.rate(s.little.arrival_qps), f.duration(s.little.residence_mean_s),
-             f.plain(s.little.lambda_w, 1), f.plain(s.little.in_flight_mean_gauge, 1), f.plain(s.little.in_flight_mean_server, 1),
-             f.plain(s.little.in_flight_mean_integral, 1), f.signed_share(gap(s.little)), s.stationarity] for s in ctx.stages]
-    return Chart("little", t("chart_little_title"), _caption(ctx), compose(layers, 320),
-                 [t("col_offered"), t("col_repeat"), "λ (1/s)", "W", "λ·W", f"L {t('little_gauge')}", f"L {t('little_server')}",
-                  f"L {t('little_integral')}", t("col_gap"), t("col_steady")], rows, keys=keys, width=HALF)
+        layers.append(
+            alt.Chart(data(labelled))
+            .mark_text(align="right", dx=-9, dy=-6, fontSize=11, color=ink("muted"))
+            .encode(x=x, y=y, text=alt.Text("label:N"))
+        )
+    rows = [
+        [
+            f.asked(s.offered_qps),
+            str(s.repeat + 1),
+            f.rate(s.little.arrival_qps),
+            f.duration(s.little.residence_mean_s),
+            f.plain(s.little.lambda_w, 1),
+            f.plain(s.little.in_flight_mean_gauge, 1),
+            f.plain(s.little.in_flight_mean_server, 1),
+            f.plain(s.little.in_flight_mean_integral, 1),
+            f.signed_share(gap(s.little)),
+            s.stationarity,
+        ]
+        for s in ctx.stages
+    ]
+    return Chart(
+        "little",
+        t("chart_little_title"),
+        _caption(ctx),
+        compose(layers, 320),
+        [
+            t("col_offered"),
+            t("col_repeat"),
+            "λ (1/s)",
+            "W",
+            "λ·W",
+            f"L {t('little_gauge')}",
+            f"L {t('little_server')}",
+            f"L {t('little_integral')}",
+            t("col_gap"),
+            t("col_steady"),
+        ],
+        rows,
+        keys=keys,
+        width=HALF,
+    )
 
 
 def gap(little: Little) -> float | None:
@@ -104,8 +160,12 @@ def over_time(ctx: Context) -> Chart | None:
     points = [{"t": a, "n": b} for a, b in series if a is not None and b is not None]
     if len(points) < 2:
         return None
-    x = alt.X("t:Q", title=t("axis_time"), scale=alt.Scale(domain=[min(0, points[0]["t"]), points[-1]["t"]], nice=False),
-              axis=alt.Axis(tickCount=8, format=",~f"))
+    x = alt.X(
+        "t:Q",
+        title=t("axis_time"),
+        scale=alt.Scale(domain=[min(0, points[0]["t"]), points[-1]["t"]], nice=False),
+        axis=alt.Axis(tickCount=8, format=",~f"),
+    )
     layers: list[alt.Chart] = []
     ordered = sorted(ctx.analysis.stages, key=lambda s: s.stage)
     bands = []
@@ -115,8 +175,15 @@ def over_time(ctx: Context) -> Chart | None:
         start, w_start, w_end = (finite(getattr(s, k, None)) for k in ("start_s", "window_start_s", "window_end_s"))
         if start is None or w_start is None or w_end is None:
             continue
-        bands.append({"t": start, "t2": w_end, "mid": (start + w_end) / 2, "text": f.asked(s.offered_qps),
-                      "shade": "a" if i % 2 == 0 else "b"})
+        bands.append(
+            {
+                "t": start,
+                "t2": w_end,
+                "mid": (start + w_end) / 2,
+                "text": f.asked(s.offered_qps),
+                "shade": "a" if i % 2 == 0 else "b",
+            }
+        )
         if w_start > start:
             warm.append({"t": start, "t2": w_start})
         if finite(s.little.lambda_w) is not None:
@@ -126,20 +193,31 @@ def over_time(ctx: Context) -> Chart | None:
         for shade in "ab":
             mine = [b for b in bands if b["shade"] == shade]
             if mine:
-                layers.append(alt.Chart(data(mine)).mark_rect(color=ink(f"stage_{shade}")).encode(x=x, x2="t2:Q"))
+                layers.append(
+                    alt.Chart(data(mine)).mark_rect(color=ink(f"stage_{shade}")).encode(x=x, x2=alt.X2("t2:Q"))
+                )
         if warm:
-            layers.append(alt.Chart(data(warm)).mark_rect(color=ink("warmup")).encode(x=x, x2="t2:Q"))
+            layers.append(alt.Chart(data(warm)).mark_rect(color=ink("warmup")).encode(x=x, x2=alt.X2("t2:Q")))
         if len(bands) <= 20:
-            layers.append(alt.Chart(data(bands)).mark_text(baseline="bottom", fontSize=11, color=ink("muted")).encode(
-                x=alt.X("mid:Q"), y=alt.value(-5), text="text:N"))
+            layers.append(
+                alt.Chart(data(bands))
+                .mark_text(baseline="bottom", fontSize=11, color=ink("muted"))
+                .encode(x=alt.X("mid:Q"), y=alt.YValue(-5), text=alt.Text("text:N"))
+            )
     layers.append(alt.Chart(data(points)).mark_line(color=ink("ttft"), strokeWidth=1.4).encode(x=x, y=y))
     if steps:
-        layers.append(alt.Chart(data(steps)).mark_rule(color=ink("slo"), strokeWidth=2.2, strokeDash=[8, 4]).encode(x=x, x2="t2:Q", y=y))
+        layers.append(
+            alt.Chart(data(steps))
+            .mark_rule(color=ink("slo"), strokeWidth=2.2, strokeDash=[8, 4])
+            .encode(x=x, x2=alt.X2("t2:Q"), y=y)
+        )
     keys = [Key(t("axis_in_flight"), "ttft")]
     if steps:
         keys.append(Key(t("key_steps"), "slo", (8, 4)))
     if 0 < len(bands) <= 40:
-        keys += [Key(t("key_window"), "stage_b", area=True)] + ([Key(t("key_warmup"), "warmup", area=True)] if warm else [])
+        keys += [Key(t("key_window"), "stage_b", area=True)] + (
+            [Key(t("key_warmup"), "warmup", area=True)] if warm else []
+        )
     highest = max(points, key=lambda p: p["n"])
     parts = [t("cap_time", n=f.count(highest["n"]), t=f.duration(highest["t"]))]
     growing = sorted({s.offered_qps for s in ctx.stages if s.stationarity == "UNSTABLE"})
@@ -147,9 +225,35 @@ def over_time(ctx: Context) -> Chart | None:
         parts.append(t("cap_time_growing", list=rate_list(growing)))
     if 0 < len(bands) <= 20:
         parts.append(t("cap_time_bands"))
-    rows = [[f"{s.stage:02d}", f.asked(s.offered_qps), f.duration(getattr(s, "window_start_s", None)), f.duration(getattr(s, "window_end_s", None)),
-             f.plain(s.little.in_flight_mean_integral, 1), f.plain(s.in_flight_growth_qps, 2), f.duration(s.drain_s), s.stationarity]
-            for s in ordered]
-    return Chart("in-flight", t("chart_time_title"), " ".join(parts), compose(layers, 320),
-                 [t("col_stage"), t("col_offered"), t("col_window_start"), t("col_window_end"), "L", t("col_growth"), t("col_drain"),
-                  t("col_steady")], rows, keys=keys, width=HALF)
+    rows = [
+        [
+            f"{s.stage:02d}",
+            f.asked(s.offered_qps),
+            f.duration(getattr(s, "window_start_s", None)),
+            f.duration(getattr(s, "window_end_s", None)),
+            f.plain(s.little.in_flight_mean_integral, 1),
+            f.plain(s.in_flight_growth_qps, 2),
+            f.duration(s.drain_s),
+            s.stationarity,
+        ]
+        for s in ordered
+    ]
+    return Chart(
+        "in-flight",
+        t("chart_time_title"),
+        " ".join(parts),
+        compose(layers, 320),
+        [
+            t("col_stage"),
+            t("col_offered"),
+            t("col_window_start"),
+            t("col_window_end"),
+            "L",
+            t("col_growth"),
+            t("col_drain"),
+            t("col_steady"),
+        ],
+        rows,
+        keys=keys,
+        width=HALF,
+    )

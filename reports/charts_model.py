@@ -3,6 +3,7 @@
 Input: a `Context` whose analysis has a `model` (its shape: docs/queueing.md).
 Output: `Chart` objects and rows of text. Does not: fit or predict.
 """
+
 from __future__ import annotations
 
 from typing import Any
@@ -27,7 +28,11 @@ JUDGED = ("predictive", "not_predictive")
 
 def predictions(ctx: Context, metric: str) -> list[dict[str, Any]]:
     """The model's rows of one metric that have a rate, by rising rate."""
-    rows = [p for p in (ctx.analysis.model or {}).get("predictions") or [] if isinstance(p, dict) and p.get("metric") == metric]
+    rows = [
+        p
+        for p in (ctx.analysis.model or {}).get("predictions") or []
+        if isinstance(p, dict) and p.get("metric") == metric
+    ]
     return sorted((p for p in rows if finite(p.get("offered_qps")) is not None), key=lambda p: p["offered_qps"])
 
 
@@ -54,31 +59,68 @@ def _against(ctx: Context, metric: str) -> Chart | None:
         fitted = p.get("status") == "calibration"
         value = finite(p.get("measured"))
         if value is not None and (share or value > 0):
-            points.append({"x": p["offered_qps"], "y": value * factor, "kind": measured, "text": show(value), "fitted": fitted})
+            points.append(
+                {"x": p["offered_qps"], "y": value * factor, "kind": measured, "text": show(value), "fitted": fitted}
+            )
         for m in used:
             guess = finite(p.get(m))
             if guess is not None and (share or guess > 0):
                 lines.append({"x": p["offered_qps"], "y": guess * factor, "kind": t(f"model_{m}"), "text": show(guess)})
     if share:
-        y = alt.Y("y:Q", title=t("axis_attainment"), scale=alt.Scale(domain=[0, 1]), axis=alt.Axis(format=".0%", tickCount=5))
+        y = alt.Y(
+            "y:Q", title=t("axis_attainment"), scale=alt.Scale(domain=[0, 1]), axis=alt.Axis(format=".0%", tickCount=5)
+        )
     else:
         scale, ticks = log_scale([p["y"] for p in points + lines])
         y = alt.Y("y:Q", title=f"{name} (s)", scale=scale, axis=alt.Axis(format=",~f", values=ticks))
     signs, x = encodings("kind", keys), rate_axis(ctx)
-    tips = [alt.Tooltip("x:Q", title=t("axis_offered")), alt.Tooltip("kind:N", title=t("col_kind")), alt.Tooltip("text:N", title=t("value"))]
+    tips = [
+        alt.Tooltip("x:Q", title=t("axis_offered")),
+        alt.Tooltip("kind:N", title=t("col_kind")),
+        alt.Tooltip("text:N", title=t("value")),
+    ]
     layers = _knee_marks(ctx)
     drawn = alt.Chart(data(lines))
-    layers.append(drawn.mark_line(strokeWidth=1.6).encode(x=x, y=y, color=signs["color"], strokeDash=signs["strokeDash"]))
-    layers.append(drawn.mark_point(size=24, filled=True, opacity=1).encode(x=x, y=y, color=signs["color"], shape=signs["shape"], tooltip=tips))
+    layers.append(
+        drawn.mark_line(strokeWidth=1.6).encode(x=x, y=y, color=signs["color"], strokeDash=signs["strokeDash"])
+    )
+    layers.append(
+        drawn.mark_point(size=24, filled=True, opacity=1).encode(
+            x=x, y=y, color=signs["color"], shape=signs["shape"], tooltip=tips
+        )
+    )
     if points:
-        layers.append(alt.Chart(data(points)).mark_point(size=74, filled=True, opacity=1, stroke=ink(colour), strokeWidth=2).encode(
-            x=x, y=y, shape=signs["shape"], tooltip=tips,
-            fill=alt.condition("datum.fitted", alt.value(ink("panel")), alt.value(ink(colour)))))
-    table = [[f.asked(p["offered_qps"]), show(p.get("measured")), *(show(p.get(m)) for m in used), _residual(ctx, p),
-              t.known(f"model_status_{p.get('status')}", str(p.get("status")))] for p in rows]
-    return Chart(f"model-{metric.replace('_', '-')}", t("chart_model_title"), t("cap_model", metric=name), compose(layers, 300),
-                 [t("col_offered"), measured, *(t(f"model_{m}") for m in used), t("axis_residual"), t("col_status")], table,
-                 label=name if not share else t("col_attainment"), keys=keys)
+        layers.append(
+            alt.Chart(data(points))
+            .mark_point(size=74, filled=True, opacity=1, stroke=ink(colour), strokeWidth=2)
+            .encode(
+                x=x,
+                y=y,
+                shape=signs["shape"],
+                tooltip=tips,
+                fill=alt.FillValue(ink(colour), condition={"test": "datum.fitted", "value": ink("panel")}),
+            )
+        )
+    table = [
+        [
+            f.asked(p["offered_qps"]),
+            show(p.get("measured")),
+            *(show(p.get(m)) for m in used),
+            _residual(ctx, p),
+            t.known(f"model_status_{p.get('status')}", str(p.get("status"))),
+        ]
+        for p in rows
+    ]
+    return Chart(
+        f"model-{metric.replace('_', '-')}",
+        t("chart_model_title"),
+        t("cap_model", metric=name),
+        compose(layers, 300),
+        [t("col_offered"), measured, *(t(f"model_{m}") for m in used), t("axis_residual"), t("col_status")],
+        table,
+        label=name if not share else t("col_attainment"),
+        keys=keys,
+    )
 
 
 def _residual(ctx: Context, p: dict[str, Any]) -> str:
@@ -96,44 +138,104 @@ def _knee_marks(ctx: Context) -> list[alt.Chart]:
     out = []
     low, high = finite(model.get("knee_predicted_low_qps")), finite(model.get("knee_predicted_high_qps"))
     if low is not None and high is not None:
-        out.append(alt.Chart(data([{"x": low, "x2": high}])).mark_rect(color=ink("wedge")).encode(x="x:Q", x2="x2:Q"))
+        out.append(
+            alt.Chart(data([{"x": low, "x2": high}]))
+            .mark_rect(color=ink("wedge"))
+            .encode(x=alt.X("x:Q"), x2=alt.X2("x2:Q"))
+        )
     line = alt.Chart(data([{"x": value, "text": f"{ctx.words('label_knee_predicted')} {ctx.figures.rate(value)}"}]))
-    out.append(line.mark_rule(color=ink("theory"), strokeDash=[2, 4], strokeWidth=1.6).encode(x="x:Q"))
-    out.append(line.mark_text(align="left", baseline="bottom", dx=-3, fontSize=11, fontWeight=600, color=ink("theory")).encode(
-        x="x:Q", y=alt.value(-5), text="text:N"))
+    out.append(line.mark_rule(color=ink("theory"), strokeDash=[2, 4], strokeWidth=1.6).encode(x=alt.X("x:Q")))
+    out.append(
+        line.mark_text(align="left", baseline="bottom", dx=-3, fontSize=11, fontWeight=600, color=ink("theory")).encode(
+            x=alt.X("x:Q"), y=alt.YValue(-5), text=alt.Text("text:N")
+        )
+    )
     return out
 
 
 def residuals(ctx: Context) -> Chart | None:
     """Relative residual of the replay prediction over rate, one series per time metric."""
     t, f = ctx.words, ctx.figures
-    signs_of = {"e2e_mean_s": ("e2e", (), "circle"), "e2e_p95_s": ("e2e", (7, 3), "square"), "ttft_p95_s": ("ttft", (2, 3), "triangle-up")}
+    signs_of = {
+        "e2e_mean_s": ("e2e", (), "circle"),
+        "e2e_p95_s": ("e2e", (7, 3), "square"),
+        "ttft_p95_s": ("ttft", (2, 3), "triangle-up"),
+    }
     rows = [p for metric in signs_of for p in predictions(ctx, metric) if finite(p.get("residual_ratio")) is not None]
     if not rows:
         return None
     keys = [Key(METRICS[m], *signs_of[m]) for m in signs_of if any(p["metric"] == m for p in rows)]
-    points = [{"x": p["offered_qps"], "y": max(-RESIDUAL_BOUND, min(RESIDUAL_BOUND, p["residual_ratio"])), "kind": METRICS[p["metric"]],
-               "judged": p.get("status") in JUDGED, "text": f.signed_share(p["residual_ratio"])} for p in rows]
+    points = [
+        {
+            "x": p["offered_qps"],
+            "y": max(-RESIDUAL_BOUND, min(RESIDUAL_BOUND, p["residual_ratio"])),
+            "kind": METRICS[p["metric"]],
+            "judged": p.get("status") in JUDGED,
+            "text": f.signed_share(p["residual_ratio"]),
+        }
+        for p in rows
+    ]
     bound = max(0.3, min(RESIDUAL_BOUND, max(abs(p["y"]) for p in points) * 1.15))
     x = rate_axis(ctx)
-    y = alt.Y("y:Q", title=t("axis_residual"), scale=alt.Scale(domain=[-bound, bound]), axis=alt.Axis(format="+.0%", tickCount=5))
+    y = alt.Y(
+        "y:Q",
+        title=t("axis_residual"),
+        scale=alt.Scale(domain=[-bound, bound]),
+        axis=alt.Axis(format="+.0%", tickCount=5),
+    )
     signs, base = encodings("kind", keys), alt.Chart(data(points))
+    hues = alt.Scale(domain=[k.label for k in keys], range=[ink(k.colour) for k in keys])
     layers = [
-        alt.Chart(data([{"y": -0.1, "y2": 0.1}])).mark_rect(color=ink("wedge")).encode(y=alt.Y("y:Q"), y2="y2:Q"),
-        alt.Chart(data([{"y": 0}])).mark_rule(color=ink("theory"), strokeDash=[2, 4]).encode(y="y:Q"),
-        *([] if ctx.repeated() else [base.mark_line(strokeWidth=1.4).encode(x=x, y=y, color=signs["color"], strokeDash=signs["strokeDash"])]),
+        alt.Chart(data([{"y": -0.1, "y2": 0.1}]))
+        .mark_rect(color=ink("wedge"))
+        .encode(y=alt.Y("y:Q"), y2=alt.Y2("y2:Q")),
+        alt.Chart(data([{"y": 0}])).mark_rule(color=ink("theory"), strokeDash=[2, 4]).encode(y=alt.Y("y:Q")),
+        *(
+            []
+            if ctx.repeated()
+            else [
+                base.mark_line(strokeWidth=1.4).encode(x=x, y=y, color=signs["color"], strokeDash=signs["strokeDash"])
+            ]
+        ),
         base.mark_point(size=48, filled=True, opacity=1, strokeWidth=1.6).encode(
-            x=x, y=y, stroke=signs["color"], shape=signs["shape"],
-            fill=alt.condition("datum.judged", signs["color"], alt.value(ink("panel"))),
-            tooltip=[alt.Tooltip("x:Q", title=t("axis_offered")), alt.Tooltip("kind:N", title=t("col_kind")),
-                     alt.Tooltip("text:N", title=t("axis_residual"))]),
+            x=x,
+            y=y,
+            stroke=alt.Stroke("kind:N", legend=None, scale=hues),
+            shape=signs["shape"],
+            fill=alt.Fill(
+                "kind:N", legend=None, scale=hues, condition={"test": "!datum.judged", "value": ink("panel")}
+            ),
+            tooltip=[
+                alt.Tooltip("x:Q", title=t("axis_offered")),
+                alt.Tooltip("kind:N", title=t("col_kind")),
+                alt.Tooltip("text:N", title=t("axis_residual")),
+            ],
+        ),
     ]
     judged = [p for p in points if p["judged"]]
-    caption = t("cap_residual", n=sum(1 for p in judged if abs(p["y"]) <= 0.1), all=len(judged)) if judged else t("cap_residual_none")
-    table = [[f.asked(p["offered_qps"]), METRICS[p["metric"]], f.signed_share(p["residual_ratio"]),
-              t.known(f"model_status_{p.get('status')}", str(p.get("status")))] for p in rows]
-    return Chart("residual", t("chart_residual_title"), caption, compose(layers, 200),
-                 [t("col_offered"), t("col_kind"), t("axis_residual"), t("col_status")], table, keys=keys)
+    caption = (
+        t("cap_residual", n=sum(1 for p in judged if abs(p["y"]) <= 0.1), all=len(judged))
+        if judged
+        else t("cap_residual_none")
+    )
+    table = [
+        [
+            f.asked(p["offered_qps"]),
+            METRICS[p["metric"]],
+            f.signed_share(p["residual_ratio"]),
+            t.known(f"model_status_{p.get('status')}", str(p.get("status"))),
+        ]
+        for p in rows
+    ]
+    return Chart(
+        "residual",
+        t("chart_residual_title"),
+        caption,
+        compose(layers, 200),
+        [t("col_offered"), t("col_kind"), t("axis_residual"), t("col_status")],
+        table,
+        keys=keys,
+    )
 
 
 def parameters(ctx: Context) -> list[list[str]]:
@@ -143,14 +245,23 @@ def parameters(ctx: Context) -> list[list[str]]:
     fit = model.get("fit") if isinstance(model.get("fit"), dict) else {}
     for name, label in (("alpha_s", "α"), ("beta_s", "β"), ("gamma_s", "γ"), ("kappa_s", "κ"), ("kv_s", "κᵥ")):
         if finite(fit.get(name)) is not None:
-            error = finite((fit.get("se") or {}).get(name)) or finite((fit.get("se") or {}).get(name.removesuffix("_s")))
-            rows.append([t("par_step", name=label), f"{fit[name] * 1e3:.4g} ms" + (f" ± {1.96 * error * 1e3:.2g} ms" if error else "")])
+            error = finite((fit.get("se") or {}).get(name)) or finite(
+                (fit.get("se") or {}).get(name.removesuffix("_s"))
+            )
+            rows.append(
+                [
+                    t("par_step", name=label),
+                    f"{fit[name] * 1e3:.4g} ms" + (f" ± {1.96 * error * 1e3:.2g} ms" if error else ""),
+                ]
+            )
     if finite(fit.get("r2")) is not None:
         rows.append(["R²", f"{fit['r2']:.4f}"])
     if ctx.shows_capacity:
-        for name, low, high in (("lambda_max_qps", "lambda_max_low_qps", "lambda_max_high_qps"),
-                                ("knee_predicted_qps", "knee_predicted_low_qps", "knee_predicted_high_qps"),
-                                ("p95_crossing_predicted_qps", "", "")):
+        for name, low, high in (
+            ("lambda_max_qps", "lambda_max_low_qps", "lambda_max_high_qps"),
+            ("knee_predicted_qps", "knee_predicted_low_qps", "knee_predicted_high_qps"),
+            ("p95_crossing_predicted_qps", "", ""),
+        ):
             if finite(model.get(name)) is not None:
                 span = f.interval(model.get(low), model.get(high), f.rate)
                 rows.append([t(f"par_{name}"), f"{f.rate(model[name], unit=True)} {span}".strip()])
@@ -174,12 +285,22 @@ def load_table(ctx: Context) -> dict[str, Any] | None:
         if not isinstance(s, dict):
             continue
         exists = s.get("mean_field_exists")
-        rows.append([f.asked(s.get("offered_qps")), f.plain(s.get("load_ratio"), 3), f.plain(s.get("mean_field_batch_size"), 2),
-                     "–" if exists is None else t("yes") if exists else t("no"), f.plain(s.get("naive_pk_rho"), 2),
-                     f.plain(s.get("naive_mgk_rho"), 3)])
+        rows.append(
+            [
+                f.asked(s.get("offered_qps")),
+                f.plain(s.get("load_ratio"), 3),
+                f.plain(s.get("mean_field_batch_size"), 2),
+                "–" if exists is None else t("yes") if exists else t("no"),
+                f.plain(s.get("naive_pk_rho"), 2),
+                f.plain(s.get("naive_mgk_rho"), 3),
+            ]
+        )
     if not rows:
         return None
-    return {"columns": [t("col_offered"), "ρ = λ/λ_max", "E[n]", t("col_steady_exists"), "ρ M/G/1", "ρ M/G/K"], "rows": rows}
+    return {
+        "columns": [t("col_offered"), "ρ = λ/λ_max", "E[n]", t("col_steady_exists"), "ρ M/G/1", "ρ M/G/K"],
+        "rows": rows,
+    }
 
 
 def notes(ctx: Context) -> list[str]:

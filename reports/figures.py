@@ -3,6 +3,7 @@
 Input: values of `analysis.json` (None = absent, inf = did not finish).
 Output: short texts. Does not: compute a statistic.
 """
+
 from __future__ import annotations
 
 import math
@@ -55,7 +56,9 @@ class Figures:
 
     def rate(self, value_qps: Any, unit: bool = False) -> str:
         """A rate with one decimal."""
-        return self.plain(value_qps, 1) + (f"{THIN}{self.words('unit_qps')}" if unit and number(value_qps) is not None else "")
+        return self.plain(value_qps, 1) + (
+            f"{THIN}{self.words('unit_qps')}" if unit and number(value_qps) is not None else ""
+        )
 
     def asked(self, value_qps: Any) -> str:
         """An offered rate as it was asked: 15, 22.5."""

@@ -10,6 +10,7 @@ Does not: compute a statistic, read or write a file (see `write.py`).
 3. Text that came from outside is escaped by Jinja; inside the JSON block `<`,
    `>` and `&` are written as \\u escapes, so no text can end the block.
 """
+
 from __future__ import annotations
 
 import base64
@@ -45,31 +46,75 @@ def render(analysis: Analysis, *, lang: str = "en", live: bool = True) -> str:
     live = bool(bundle)
     run = {"tool_version": "", "run_id": "", **analysis.run}
     worst = tables.free_form(ctx, analysis.worst[:20], only=tables.WORST_KEYS)
-    sections = ["verdict", "capacity", "little", *(["model"] if analysis.model else []), "stages", "errors", "requests", "client",
-                "reproduce", "method"]
-    env = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    sections = [
+        "verdict",
+        "capacity",
+        "little",
+        *(["model"] if analysis.model else []),
+        "stages",
+        "errors",
+        "requests",
+        "client",
+        "reproduce",
+        "method",
+    ]
+    env = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
     env.globals.update(t=words, symbols=view.SYMBOLS)
     return env.get_template("report.html.j2").render(
-        lang=lang, run=run, title=view.title(ctx), meta=view.meta(ctx), verdict=view.verdict(ctx), tiles=view.tiles(ctx),
-        gates=[view.gate_view(ctx, g) for g in analysis.gates], warnings=[view.reason_view(ctx, r) for r in analysis.warnings],
-        capacity_sentence=analysis.capacity.sentence if ctx.shows_capacity and lang == "en" else "" if ctx.shows_capacity else words("capacity_invalid"),
-        figs=figures, repeats=tables.repeats(ctx), model=_model(ctx), stages=stages,
+        lang=lang,
+        run=run,
+        title=view.title(ctx),
+        meta=view.meta(ctx),
+        verdict=view.verdict(ctx),
+        tiles=view.tiles(ctx),
+        gates=[view.gate_view(ctx, g) for g in analysis.gates],
+        warnings=[view.reason_view(ctx, r) for r in analysis.warnings],
+        capacity_sentence=analysis.capacity.sentence
+        if ctx.shows_capacity and lang == "en"
+        else ""
+        if ctx.shows_capacity
+        else words("capacity_invalid"),
+        figs=figures,
+        repeats=tables.repeats(ctx),
+        model=_model(ctx),
+        stages=stages,
         diagnosis=[view.reason_view(ctx, r) for r in analysis.diagnosis],
-        stage_columns=tables.stage_columns(ctx), stage_notes=tables.stage_notes(ctx), error_layers=tables.error_layers(ctx), worst=worst,
-        arrivals={"columns": figures["sender"].chart.columns, "rows": figures["sender"].chart.rows} if figures["sender"] else None,
-        clients=tables.free_form(ctx, analysis.clients, only=tables.CLIENT_KEYS), checks=tables.checks(ctx), command=tables.command(ctx),
-        environment=tables.environment(ctx), config=tables.config_text(ctx),
+        stage_columns=tables.stage_columns(ctx),
+        stage_notes=tables.stage_notes(ctx),
+        error_layers=tables.error_layers(ctx),
+        worst=worst,
+        arrivals={"columns": figures["sender"].chart.columns, "rows": figures["sender"].chart.rows}
+        if figures["sender"]
+        else None,
+        clients=tables.free_form(ctx, analysis.clients, only=tables.CLIENT_KEYS),
+        checks=tables.checks(ctx),
+        command=tables.command(ctx),
+        environment=tables.environment(ctx),
+        config=tables.config_text(ctx),
         origins=[[k, v] for k, v in (analysis.run.get("config_origin") or {}).items()],
-        files=[[k, v] for k, v in (analysis.run.get("files") or {}).items()], glossary=tables.glossary(ctx),
-        toc=[{"id": s, "title": words(f"sec_{s}")} for s in sections], css=Markup(css), js=Markup(js), bundle=Markup(bundle),
-        csp=policy([js, bundle] if live else [js], css), live=live,
+        files=[[k, v] for k, v in (analysis.run.get("files") or {}).items()],
+        glossary=tables.glossary(ctx),
+        toc=[{"id": s, "title": words(f"sec_{s}")} for s in sections],
+        css=Markup(css),
+        js=Markup(js),
+        bundle=Markup(bundle),
+        csp=policy([js, bundle] if live else [js], css),
+        live=live,
         charts_json=Markup(safe_json({"config": chart_config(), "specs": page.specs})),
     )
 
 
 # Legend symbols, about 8 px around (17, 7).
 SYMBOL_PATHS = {
-    "circle": "M13 7a4 4 0 1 0 8 0a4 4 0 1 0 -8 0Z", "square": "M13.4 3.4h7.2v7.2h-7.2Z", "triangle-up": "M17 2.4L21.6 10.6H12.4Z",
+    "circle": "M13 7a4 4 0 1 0 8 0a4 4 0 1 0 -8 0Z",
+    "square": "M13.4 3.4h7.2v7.2h-7.2Z",
+    "triangle-up": "M17 2.4L21.6 10.6H12.4Z",
     "cross": "M15.5 3h3v2.5h2.5v3h-2.5v2.5h-3v-2.5h-2.5v-3h2.5Z",
     "diamond": "M17 2L21.4 7L17 12L12.6 7Z",
 }
@@ -83,8 +128,17 @@ class _Drawn:
         self.svg = Markup(inner)
         self.narrow = chart.width < 600
         self.keys = [
-            {"label": k.label, "ink": ink(k.colour), "edge": ink("axis"), "area": k.area, "line": k.line,
-             "dash": " ".join(map(str, k.dash)), "path": SYMBOL_PATHS.get(k.shape, "")} for k in chart.keys]
+            {
+                "label": k.label,
+                "ink": ink(k.colour),
+                "edge": ink("axis"),
+                "area": k.area,
+                "line": k.line,
+                "dash": " ".join(map(str, k.dash)),
+                "path": SYMBOL_PATHS.get(k.shape, ""),
+            }
+            for k in chart.keys
+        ]
 
 
 class _Page:
@@ -95,7 +149,9 @@ class _Page:
         self.number = 0
         self.specs: dict[str, Any] = {}
 
-    def add(self, chart: Chart | None, *, draw: bool = True, live: bool = True, same_number: bool = False) -> _Drawn | None:
+    def add(
+        self, chart: Chart | None, *, draw: bool = True, live: bool = True, same_number: bool = False
+    ) -> _Drawn | None:
         if chart is None:
             return None
         if not same_number and not chart.mini:
@@ -143,7 +199,10 @@ def _stages(ctx: Context, page: _Page) -> list[dict[str, Any]]:
             row["figures"].append(page.add(chart, draw=draw, live=False))
             if not draw:  # the page keeps one frame and each stage's points
                 page.specs[f"frame-{name}"] = live_spec(Chart("", "", "", frame, [], []))
-                page.specs[chart.chart_id] = {"frame": f"frame-{name}", "p": chart.spec["datasets"]["p"]}
+                page.specs[chart.chart_id] = {
+                    "frame": f"frame-{name}",
+                    "p": [[p["v"], p["s"]] for p in chart.spec["datasets"]["p"]],
+                }
         out.append(row)
     return out
 
@@ -151,8 +210,12 @@ def _stages(ctx: Context, page: _Page) -> list[dict[str, Any]]:
 def _model(ctx: Context) -> dict[str, Any] | None:
     if not ctx.analysis.model:
         return None
-    return {"sentence": str(ctx.analysis.model.get("sentence") or "") if ctx.shows_capacity else ctx.words("cap_invalid"),
-            "notes": charts_model.notes(ctx), "parameters": charts_model.parameters(ctx), "load": charts_model.load_table(ctx)}
+    return {
+        "sentence": str(ctx.analysis.model.get("sentence") or "") if ctx.shows_capacity else ctx.words("cap_invalid"),
+        "notes": charts_model.notes(ctx),
+        "parameters": charts_model.parameters(ctx),
+        "load": charts_model.load_table(ctx),
+    }
 
 
 def _css() -> str:
@@ -172,12 +235,19 @@ def policy(scripts: list[str], style: str) -> str:
     def digest(text: str) -> str:
         return "'sha256-" + base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode() + "'"
 
-    return (f"default-src 'none'; script-src {' '.join(digest(s) for s in scripts)}; style-src {digest(style)}; "
-            "img-src data:; base-uri 'none'; form-action 'none'")
+    return (
+        f"default-src 'none'; script-src {' '.join(digest(s) for s in scripts)}; style-src {digest(style)}; "
+        "img-src data:; base-uri 'none'; form-action 'none'"
+    )
 
 
 def safe_json(value: Any) -> str:
     """JSON that can stand inside a script element whatever texts it holds."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    return (text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
-            .replace("\u2028", "\\u2028").replace("\u2029", "\\u2029"))
+    return (
+        text.replace("&", "\\u0026")
+        .replace("<", "\\u003c")
+        .replace(">", "\\u003e")
+        .replace("\u2028", "\\u2028")
+        .replace("\u2029", "\\u2029")
+    )

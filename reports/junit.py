@@ -6,6 +6,7 @@ was not measured is skipped. A gate of severity "warn" never fails the suite:
 its miss is written to the case's output. A run without gates gives one case
 named "verdict".
 """
+
 from __future__ import annotations
 
 import re
@@ -54,8 +55,14 @@ def junit(analysis: Analysis) -> str:
 
 def _case(ctx: Context, gate: Gate) -> TestCase:
     shown = gate_view(ctx, gate)
-    case = TestCase(_clean(f"{gate.gate_id}: {shown['name']} {shown['limit']}"), _clean(f"scheduler-bench.{gate.at}"), _seconds(ctx, gate))
-    message = _clean(f"{shown['name']} at {shown['at']}: measured {shown['measured']}, limit {shown['limit']}. {gate.text}".strip())
+    case = TestCase(
+        _clean(f"{gate.gate_id}: {shown['name']} {shown['limit']}"),
+        _clean(f"scheduler-bench.{gate.at}"),
+        _seconds(ctx, gate),
+    )
+    message = _clean(
+        f"{shown['name']} at {shown['at']}: measured {shown['measured']}, limit {shown['limit']}. {gate.text}".strip()
+    )
     if gate.status == "invalid":
         case.result = [Error(message, "invalid")]
     elif gate.status == "not_measured":

@@ -9,6 +9,7 @@ Does not: compute a statistic or write a file.
 2. Under an INVALID verdict every capacity field is null.
 3. The Markdown starts with the verdict and holds one table of at most 12 rows.
 """
+
 from __future__ import annotations
 
 import math
@@ -44,20 +45,45 @@ def _percentiles(p: Percentiles | None) -> dict[str, Any] | None:
 
 def _stage(s: StageAnalysis) -> dict[str, Any]:
     return {
-        "stage": s.stage, "repeat": s.repeat, "name": s.name, "offered_qps": s.offered_qps, "planned": s.planned, "counts": s.counts,
-        "arrival_qps": _plain(s.arrival_qps), "completed_qps": _plain(s.completed_qps), "goodput_qps": _plain(s.goodput_qps),
-        "output_tps": _plain(s.output_tps), "ttft": _percentiles(s.latency.get("ttft_s")), "tpot": _percentiles(s.latency.get("tpot_s")),
-        "e2e": _percentiles(s.latency.get("e2e_s")), "attainment_joint": _plain(s.attainment_joint.value),
-        "attainment_low": _plain(s.attainment_joint.low), "attainment_high": _plain(s.attainment_joint.high),
-        "verdict": s.verdict, "stationarity": s.stationarity, "in_flight_mean": _plain(s.little.in_flight_mean_integral),
-        "lambda_w": _plain(s.little.lambda_w), "little_gap_ratio": _plain(gap(s.little)),
+        "stage": s.stage,
+        "repeat": s.repeat,
+        "name": s.name,
+        "offered_qps": s.offered_qps,
+        "planned": s.planned,
+        "counts": s.counts,
+        "arrival_qps": _plain(s.arrival_qps),
+        "completed_qps": _plain(s.completed_qps),
+        "goodput_qps": _plain(s.goodput_qps),
+        "output_tps": _plain(s.output_tps),
+        "ttft": _percentiles(s.latency.get("ttft_s")),
+        "tpot": _percentiles(s.latency.get("tpot_s")),
+        "e2e": _percentiles(s.latency.get("e2e_s")),
+        "attainment_joint": _plain(s.attainment_joint.value),
+        "attainment_low": _plain(s.attainment_joint.low),
+        "attainment_high": _plain(s.attainment_joint.high),
+        "verdict": s.verdict,
+        "stationarity": s.stationarity,
+        "in_flight_mean": _plain(s.little.in_flight_mean_integral),
+        "lambda_w": _plain(s.little.lambda_w),
+        "little_gap_ratio": _plain(gap(s.little)),
         "send_lag_p99_s": _plain(s.stimulus.send_lag_p99_s),
     }
 
 
 def _gate(g: Gate) -> dict[str, Any]:
-    return {"gate_id": g.gate_id, "metric": g.metric, "statistic": g.statistic, "operator": g.operator, "limit": _plain(g.limit),
-            "measured": _plain(g.measured), "unit": g.unit, "at": g.at, "status": g.status, "severity": g.severity, "text": g.text}
+    return {
+        "gate_id": g.gate_id,
+        "metric": g.metric,
+        "statistic": g.statistic,
+        "operator": g.operator,
+        "limit": _plain(g.limit),
+        "measured": _plain(g.measured),
+        "unit": g.unit,
+        "at": g.at,
+        "status": g.status,
+        "severity": g.severity,
+        "text": g.text,
+    }
 
 
 def summary(analysis: Analysis) -> dict[str, Any]:
@@ -67,17 +93,37 @@ def summary(analysis: Analysis) -> dict[str, Any]:
     return {
         "schema_version": SUMMARY_VERSION,
         "tool": {"name": "scheduler-bench", "version": str(run.get("tool_version") or "")},
-        "run": {k: run.get(k) for k in ("run_id", "started_utc", "finished_utc", "seed", "schedule_hash", "shape", "loop", "workers")}
-        | {"interrupted": bool(run.get("interrupted") or analysis.verdict.interrupted), "simulated": bool(run.get("simulated"))},
+        "run": {
+            k: run.get(k)
+            for k in ("run_id", "started_utc", "finished_utc", "seed", "schedule_hash", "shape", "loop", "workers")
+        }
+        | {
+            "interrupted": bool(run.get("interrupted") or analysis.verdict.interrupted),
+            "simulated": bool(run.get("simulated")),
+        },
         "slo": {k: _plain(v) for k, v in analysis.slo.items()},
         "target_qps": _plain(analysis.target_qps),
-        "verdict": {"status": analysis.verdict.status, "exit_code": analysis.verdict.exit_code, "sentence": analysis.verdict.sentence,
-                    "reasons": [{"reason_id": r.reason_id, "severity": r.severity, "text": r.text, "next_step": r.next_step, "stage": r.stage}
-                                for r in analysis.verdict.reasons]},
+        "verdict": {
+            "status": analysis.verdict.status,
+            "exit_code": analysis.verdict.exit_code,
+            "sentence": analysis.verdict.sentence,
+            "reasons": [
+                {
+                    "reason_id": r.reason_id,
+                    "severity": r.severity,
+                    "text": r.text,
+                    "next_step": r.next_step,
+                    "stage": r.stage,
+                }
+                for r in analysis.verdict.reasons
+            ],
+        },
         "gates": [_gate(g) for g in analysis.gates],
         "capacity": {
-            "knee_qps": _plain(c.knee_qps) if given else None, "knee_low_qps": _plain(c.knee_low_qps) if given else None,
-            "knee_high_qps": _plain(c.knee_high_qps) if given else None, "knee_kind": c.knee_kind if given else "none",
+            "knee_qps": _plain(c.knee_qps) if given else None,
+            "knee_low_qps": _plain(c.knee_low_qps) if given else None,
+            "knee_high_qps": _plain(c.knee_high_qps) if given else None,
+            "knee_kind": c.knee_kind if given else "none",
             "last_met_qps": _plain(c.last_met_qps) if given else None,
             "watermark_low_qps": _plain(c.watermark_low_qps) if given else None,
             "watermark_high_qps": _plain(c.watermark_high_qps) if given else None,
@@ -105,31 +151,50 @@ def markdown(analysis: Analysis, *, lang: str = "en") -> str:
     if not ctx.shows_capacity:
         lines += [words("no_figure_why") + ".", ""]
     elif number(c.watermark_low_qps) is not None and number(c.watermark_high_qps) is not None:
-        lines += [f"{words('tile_safe')}: **{f.rate(c.watermark_low_qps)} – {f.rate(c.watermark_high_qps)} {words('unit_qps')}** · "
-                  f"{words('tile_knee')}: {f.rate(c.knee_qps)} {f.interval(c.knee_low_qps, c.knee_high_qps, f.rate)}", ""]
+        lines += [
+            f"{words('tile_safe')}: **{f.rate(c.watermark_low_qps)} – {f.rate(c.watermark_high_qps)} {words('unit_qps')}** · "
+            f"{words('tile_knee')}: {f.rate(c.knee_qps)} {f.interval(c.knee_low_qps, c.knee_high_qps, f.rate)}",
+            "",
+        ]
     for r in analysis.verdict.reasons[:5]:
-        lines.append(f"- {_escape(r.text)}" + (f" ({words('next_step')}: {_escape(r.next_step)})" if r.next_step else ""))
+        lines.append(
+            f"- {_escape(r.text)}" + (f" ({words('next_step')}: {_escape(r.next_step)})" if r.next_step else "")
+        )
     if analysis.verdict.reasons:
         lines.append("")
     if analysis.gates:
-        worst = sorted(analysis.gates, key=lambda g: ("fail", "invalid", "not_measured", "pass").index(g.status) if g.status in
-                       ("fail", "invalid", "not_measured", "pass") else 9)
+        worst = sorted(
+            analysis.gates,
+            key=lambda g: (
+                ("fail", "invalid", "not_measured", "pass").index(g.status)
+                if g.status in ("fail", "invalid", "not_measured", "pass")
+                else 9
+            ),
+        )
         shown = worst[:TABLE_ROWS]
-        lines += [f"| {words('col_check')} | {words('col_at')} | {words('col_limit')} | {words('col_measured')} | {words('col_status')} |",
-                  "| --- | --- | ---: | ---: | --- |"]
+        lines += [
+            f"| {words('col_check')} | {words('col_at')} | {words('col_limit')} | {words('col_measured')} | {words('col_status')} |",
+            "| --- | --- | ---: | ---: | --- |",
+        ]
         for gate in shown:
             g = gate_view(ctx, gate)
-            lines.append(f"| {_escape(g['name'])} | {_escape(g['at'])} | {_escape(g['limit'])} | {_escape(g['measured'])} "
-                         f"| {SYMBOLS[g['kind']]} {_escape(g['word'])} |")
+            lines.append(
+                f"| {_escape(g['name'])} | {_escape(g['at'])} | {_escape(g['limit'])} | {_escape(g['measured'])} "
+                f"| {SYMBOLS[g['kind']]} {_escape(g['word'])} |"
+            )
         if len(analysis.gates) > TABLE_ROWS:
             lines.append("")
             lines.append(words("md_more_gates", n=len(analysis.gates) - TABLE_ROWS))
         lines.append("")
     if ctx.stages:
         lines += [f"<details><summary>{words('sec_stages')}</summary>", "", "```"]
-        lines += [f"{s.stage:02d}  {f.asked(s.offered_qps):>6} {words('unit_qps')}  {f.share(s.attainment_joint.value):>9}  "
-                  f"TTFT p95 {f.percentile(s.latency.get('ttft_s'), 'p95'):>14}  {words.known('stage_' + s.verdict, s.verdict)}"
-                  for s in ctx.stages[:60]]
+        lines += [
+            f"{s.stage:02d}  {f.asked(s.offered_qps):>6} {words('unit_qps')}  {f.share(s.attainment_joint.value):>9}  "
+            f"TTFT p95 {f.percentile(s.latency.get('ttft_s'), 'p95'):>14}  {words.known('stage_' + s.verdict, s.verdict)}"
+            for s in ctx.stages[:60]
+        ]
         lines += ["```", "", "</details>", ""]
-    lines.append(words("md_footer", run=_escape(str(analysis.run.get("run_id") or "")), code=analysis.verdict.exit_code))
+    lines.append(
+        words("md_footer", run=_escape(str(analysis.run.get("run_id") or "")), code=analysis.verdict.exit_code)
+    )
     return "\n".join(lines) + "\n"

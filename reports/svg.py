@@ -9,6 +9,7 @@ Does not: touch the network.
 2. The bundle costs 1.5 s to make, so it is kept in the user's cache folder,
    under a name that holds the versions and with its checksum inside.
 """
+
 from __future__ import annotations
 
 import hashlib

@@ -3,6 +3,7 @@
 Input: a `Context`. Output: dicts and rows of ready texts for the templates.
 Does not: draw, judge, or hold markup.
 """
+
 from __future__ import annotations
 
 import json
@@ -17,27 +18,96 @@ from reports.figures import finite, number
 from reports.view import STAGE_KINDS, reason_view, statistic_name
 
 SECRET = re.compile(r"api_?key$|token$|secret|password|authorization|cookie", re.IGNORECASE)
-CLIENT_KEYS = ("worker", "planned", "rows", "sent", "connections_new", "send_lag_p50_s", "send_lag_p99_s", "send_lag_max_s", "loop_lag_p99_s",
-               "cpu_mean_ratio", "cpu_max_ratio", "rss_max_bytes", "offset_s", "bound_s")
-WORST_KEYS = ("stage", "arrival", "request_id", "status", "code", "worker", "intended_s", "send_lag_s", "ttft_s", "tpot_s", "e2e_s",
-              "input_tokens", "output_tokens", "flags")
+CLIENT_KEYS = (
+    "worker",
+    "planned",
+    "rows",
+    "sent",
+    "connections_new",
+    "send_lag_p50_s",
+    "send_lag_p99_s",
+    "send_lag_max_s",
+    "loop_lag_p99_s",
+    "cpu_mean_ratio",
+    "cpu_max_ratio",
+    "rss_max_bytes",
+    "offset_s",
+    "bound_s",
+)
+WORST_KEYS = (
+    "stage",
+    "arrival",
+    "request_id",
+    "status",
+    "code",
+    "worker",
+    "intended_s",
+    "send_lag_s",
+    "ttft_s",
+    "tpot_s",
+    "e2e_s",
+    "input_tokens",
+    "output_tokens",
+    "flags",
+)
 UNIT = re.compile(r"_(s|ms|qps|tps|tokens|bytes|ratio)$")
-GLOSSARY = ("arrival", "window", "offered", "attainment", "ttft", "tpot", "e2e", "residence", "goodput", "percentile", "wilson",
-            "knee", "watermark", "little", "stationarity", "lag", "cv", "dispersion", "ks", "status", "validity")
+GLOSSARY = (
+    "arrival",
+    "window",
+    "offered",
+    "attainment",
+    "ttft",
+    "tpot",
+    "e2e",
+    "residence",
+    "goodput",
+    "percentile",
+    "wilson",
+    "knee",
+    "watermark",
+    "little",
+    "stationarity",
+    "lag",
+    "cv",
+    "dispersion",
+    "ks",
+    "status",
+    "validity",
+)
 FORMULAS = {
-    "ttft": "TTFT = first_token − intended", "tpot": "TPOT = (last_token − first_token) / (output_tokens − 1)",
-    "e2e": "E2E = last_token − intended", "residence": "W = done − sent", "attainment": "hits / planned arrivals",
-    "goodput": "hits / window seconds", "little": "L = λ · W", "lag": "lag = sent − intended", "percentile": "x₍⌈q·n⌉₎",
-    "wilson": "(p + z²/2n ± z·√(p(1−p)/n + z²/4n²)) / (1 + z²/n), z = 1.96", "watermark": "0.7 … 0.8 × knee (lower bound)",
-    "cv": "σ(gap) / mean(gap)", "dispersion": "var(N₁ₛ) / mean(N₁ₛ)", "offered": "λₒ",
+    "ttft": "TTFT = first_token − intended",
+    "tpot": "TPOT = (last_token − first_token) / (output_tokens − 1)",
+    "e2e": "E2E = last_token − intended",
+    "residence": "W = done − sent",
+    "attainment": "hits / planned arrivals",
+    "goodput": "hits / window seconds",
+    "little": "L = λ · W",
+    "lag": "lag = sent − intended",
+    "percentile": "x₍⌈q·n⌉₎",
+    "wilson": "(p + z²/2n ± z·√(p(1−p)/n + z²/4n²)) / (1 + z²/n), z = 1.96",
+    "watermark": "0.7 … 0.8 × knee (lower bound)",
+    "cv": "σ(gap) / mean(gap)",
+    "dispersion": "var(N₁ₛ) / mean(N₁ₛ)",
+    "offered": "λₒ",
 }
 
 
 def stage_columns(ctx: Context) -> list[str]:
     """Headings of the stage table."""
     t = ctx.words
-    return [t("col_stage"), t("col_verdict"), t("col_offered_short"), t("rate_completed"), t("rate_goodput"),
-            t("col_planned"), t("col_attainment"), t("col_failed"), *["p50", "p95", "p99"] * 3, "L", t("col_steady")]
+    return [
+        t("col_stage"),
+        t("col_verdict"),
+        t("col_offered_short"),
+        t("rate_completed"),
+        t("rate_goodput"),
+        t("col_planned"),
+        t("col_attainment"),
+        t("col_failed"),
+        *["p50", "p95", "p99"] * 3,
+        "L",
+        t("col_steady"),
+    ]
 
 
 def stage_row(ctx: Context, s: StageAnalysis) -> dict[str, Any]:
@@ -48,17 +118,34 @@ def stage_row(ctx: Context, s: StageAnalysis) -> dict[str, Any]:
 
     def cell(text: str, sort: Any = None, **more: Any) -> dict[str, Any]:
         value = number(sort)
-        return {"text": text, "sort": "" if value is None else f"{value:.9g}", "css": "", "title": "", "kind": "", "sub": "", **more}
+        return {
+            "text": text,
+            "sort": "" if value is None else f"{value:.9g}",
+            "css": "",
+            "title": "",
+            "kind": "",
+            "sub": "",
+            **more,
+        }
 
-    cells = [cell(stage_label(s), s.stage),
-             cell(t.known(f"stage_{s.verdict}", s.verdict), list(STAGE_KINDS).index(s.verdict) if s.verdict in STAGE_KINDS else 9,
-                  kind=STAGE_KINDS.get(s.verdict, "none")),
-             cell(f.asked(s.offered_qps), s.offered_qps, css="edge"),
-             cell(f.rate(s.completed_qps), s.completed_qps), cell(f.rate(s.goodput_qps), s.goodput_qps),
-             cell(f.count(s.planned), s.planned, css="edge"),
-             cell(f.share(s.attainment_joint.value), s.attainment_joint.value,
-                  sub=f.interval(s.attainment_joint.low, s.attainment_joint.high, f.share)),
-             cell(f.count(failed), failed, title=", ".join(parts), css="bad" if failed else "")]
+    cells = [
+        cell(stage_label(s), s.stage),
+        cell(
+            t.known(f"stage_{s.verdict}", s.verdict),
+            list(STAGE_KINDS).index(s.verdict) if s.verdict in STAGE_KINDS else 9,
+            kind=STAGE_KINDS.get(s.verdict, "none"),
+        ),
+        cell(f.asked(s.offered_qps), s.offered_qps, css="edge"),
+        cell(f.rate(s.completed_qps), s.completed_qps),
+        cell(f.rate(s.goodput_qps), s.goodput_qps),
+        cell(f.count(s.planned), s.planned, css="edge"),
+        cell(
+            f.share(s.attainment_joint.value),
+            s.attainment_joint.value,
+            sub=f.interval(s.attainment_joint.low, s.attainment_joint.high, f.share),
+        ),
+        cell(f.count(failed), failed, title=", ".join(parts), css="bad" if failed else ""),
+    ]
     for metric, deadline in (("ttft_s", "ttft_deadline_s"), ("tpot_s", "tpot_deadline_s"), ("e2e_s", "e2e_target_s")):
         p, limit = s.latency.get(metric), finite(ctx.analysis.slo.get(deadline))
         for i, name in enumerate(("p50", "p95", "p99")):
@@ -66,13 +153,30 @@ def stage_row(ctx: Context, s: StageAnalysis) -> dict[str, Any]:
             withheld = p is not None and name in p.withheld
             css = "dim" if withheld or value is None else "bad" if limit is not None and value > limit else ""
             text = "∞" if value == float("inf") and not withheld else f.percentile(p, name)
-            cells.append(cell(text, None if withheld else value, css=f"{css}{' edge' if i == 0 else ''}".strip(),
-                              title=p.withheld[name] if withheld and p else f"n = {p.n}" if p else ""))
+            cells.append(
+                cell(
+                    text,
+                    None if withheld else value,
+                    css=f"{css}{' edge' if i == 0 else ''}".strip(),
+                    title=p.withheld[name] if withheld and p else f"n = {p.n}" if p else "",
+                )
+            )
     cells.append(cell(f.plain(s.little.in_flight_mean_integral, 1), s.little.in_flight_mean_integral, css="edge"))
-    cells.append(cell(t.known(f"steady_{s.stationarity}", s.stationarity), None,
-                      css="bad" if s.stationarity == "UNSTABLE" else "dim" if s.stationarity != "STABLE" else ""))
-    return {"number": s.stage, "name": s.name, "cells": cells, "facts": _facts(ctx, s, parts),
-            "reasons": [reason_view(ctx, r) for r in s.reasons], "figures": []}
+    cells.append(
+        cell(
+            t.known(f"steady_{s.stationarity}", s.stationarity),
+            None,
+            css="bad" if s.stationarity == "UNSTABLE" else "dim" if s.stationarity != "STABLE" else "",
+        )
+    )
+    return {
+        "number": s.stage,
+        "name": s.name,
+        "cells": cells,
+        "facts": _facts(ctx, s, parts),
+        "reasons": [reason_view(ctx, r) for r in s.reasons],
+        "figures": [],
+    }
 
 
 def _facts(ctx: Context, s: StageAnalysis, failed: list[str]) -> list[tuple[str, str]]:
@@ -97,13 +201,21 @@ def _facts(ctx: Context, s: StageAnalysis, failed: list[str]) -> list[tuple[str,
 
 def _survivors(ctx: Context, p: Percentiles | None) -> str:
     f = ctx.figures
-    return f"p50 {f.percentile(p, 'p50')}, p95 {f.percentile(p, 'p95')} (n = {f.count(p.n)})" if p and p.n else ctx.words("not_measured")
+    return (
+        f"p50 {f.percentile(p, 'p50')}, p95 {f.percentile(p, 'p95')} (n = {f.count(p.n)})"
+        if p and p.n
+        else ctx.words("not_measured")
+    )
 
 
 def stage_notes(ctx: Context) -> list[str]:
     """Footnotes: withheld percentiles with their reason, and what ∞ means."""
     t = ctx.words
-    notes = [t("note_infinite")] if any(number(p.p99) == float("inf") for s in ctx.stages for p in s.latency.values()) else []
+    notes = (
+        [t("note_infinite")]
+        if any(number(p.p99) == float("inf") for s in ctx.stages for p in s.latency.values())
+        else []
+    )
     why: dict[str, list[str]] = {}
     for s in ctx.stages:
         for metric, p in s.latency.items():
@@ -131,10 +243,17 @@ def error_layers(ctx: Context) -> list[dict[str, Any]]:
         for code, groups in sorted(codes.items(), key=lambda pair: -sum(g.count for g in pair[1])):
             stages = sorted({g.stage for g in groups})
             shown = ", ".join(f"{s:02d}" for s in stages[:6]) + (f" … {stages[-1]:02d}" if len(stages) > 6 else "")
-            rows.append({"code": code, "kind": t.known(f"kind_{groups[0].error_kind}", groups[0].error_kind),
-                         "count": f.count(sum(g.count for g in groups)), "stages": shown,
-                         "first": f.duration(min(g.first_s for g in groups)), "last": f.duration(max(g.last_s for g in groups)),
-                         "sample": next((g.sample for g in groups if g.sample), "")[:400]})
+            rows.append(
+                {
+                    "code": code,
+                    "kind": t.known(f"kind_{groups[0].error_kind}", groups[0].error_kind),
+                    "count": f.count(sum(g.count for g in groups)),
+                    "stages": shown,
+                    "first": f.duration(min(g.first_s for g in groups)),
+                    "last": f.duration(max(g.last_s for g in groups)),
+                    "sample": next((g.sample for g in groups if g.sample), "")[:400],
+                }
+            )
         if rows or layer != "client":
             out.append({"title": t(f"layer_{layer}"), "meaning": t(f"layer_{layer}_meaning"), "rows": rows})
     return out
@@ -163,9 +282,18 @@ def free_form(ctx: Context, records: list[dict[str, Any]], *, only: tuple[str, .
     keys = [k for k in only if any(k in r for r in records)]
     if not keys:
         return None
-    return {"columns": [ctx.words.known(f"key_{k}", k) for k in keys],
-            "rows": [[str(r.get(k)) if isinstance(r.get(k), str) and r.get(k) not in ("inf", "-inf") else by_suffix(ctx, k, r.get(k)) for k in keys]
-                     for r in records]}
+    return {
+        "columns": [ctx.words.known(f"key_{k}", k) for k in keys],
+        "rows": [
+            [
+                str(r.get(k))
+                if isinstance(r.get(k), str) and r.get(k) not in ("inf", "-inf")
+                else by_suffix(ctx, k, r.get(k))
+                for k in keys
+            ]
+            for r in records
+        ],
+    }
 
 
 def repeats(ctx: Context) -> dict[str, Any] | None:
@@ -175,11 +303,34 @@ def repeats(ctx: Context) -> dict[str, Any] | None:
         return None
     rows = []
     for r in ctx.analysis.repeatability:
-        how = f.duration if r.statistic.endswith("_s") else f.share if r.statistic.startswith("attainment") else f.significant
-        rows.append([f.asked(r.offered_qps), statistic_name(ctx, r.statistic), ", ".join(how(v) for v in r.values),
-                     f.share(r.range_ratio, 1), f.share(r.limit_ratio, 0),
-                     t("not_measured") if r.ok is None else t("within") if r.ok else t("beyond")])
-    return {"columns": [t("col_offered"), t("col_statistic"), t("col_values"), t("col_spread"), t("col_limit"), t("col_status")], "rows": rows}
+        how = (
+            f.duration
+            if r.statistic.endswith("_s")
+            else f.share
+            if r.statistic.startswith("attainment")
+            else f.significant
+        )
+        rows.append(
+            [
+                f.asked(r.offered_qps),
+                statistic_name(ctx, r.statistic),
+                ", ".join(how(v) for v in r.values),
+                f.share(r.range_ratio, 1),
+                f.share(r.limit_ratio, 0),
+                t("not_measured") if r.ok is None else t("within") if r.ok else t("beyond"),
+            ]
+        )
+    return {
+        "columns": [
+            t("col_offered"),
+            t("col_statistic"),
+            t("col_values"),
+            t("col_spread"),
+            t("col_limit"),
+            t("col_status"),
+        ],
+        "rows": rows,
+    }
 
 
 def checks(ctx: Context) -> list[tuple[str, str]]:
@@ -222,7 +373,11 @@ def command(ctx: Context) -> str:
     argv = [str(a) for a in run.get("command") or []]
     lines = [shlex.join(argv) if argv else t("command_unknown")]
     if run.get("run_id"):
-        lines += [f"# {t('comment_again')}", f"bench analyse runs/{run['run_id']}", f"bench report runs/{run['run_id']}"]
+        lines += [
+            f"# {t('comment_again')}",
+            f"bench analyse runs/{run['run_id']}",
+            f"bench report runs/{run['run_id']}",
+        ]
     lines += [f"# seed {run.get('seed')}", f"# schedule {run.get('schedule_hash') or t('not_measured')}"]
     return "\n".join(lines)
 
@@ -230,13 +385,26 @@ def command(ctx: Context) -> str:
 def environment(ctx: Context) -> list[tuple[str, str]]:
     """Who, where, with what."""
     run, t = ctx.analysis.run, ctx.words
-    facts = [(t("env_run"), run.get("run_id")), (t("env_started"), run.get("started_utc")), (t("env_finished"), run.get("finished_utc")),
-             (t("env_tool"), run.get("tool_version")), (t("env_workers"), run.get("workers")), (t("env_loop"), run.get("loop")),
-             (t("env_exit"), ctx.analysis.verdict.exit_code)]
+    facts = [
+        (t("env_run"), run.get("run_id")),
+        (t("env_started"), run.get("started_utc")),
+        (t("env_finished"), run.get("finished_utc")),
+        (t("env_tool"), run.get("tool_version")),
+        (t("env_workers"), run.get("workers")),
+        (t("env_loop"), run.get("loop")),
+        (t("env_exit"), ctx.analysis.verdict.exit_code),
+    ]
     facts += [(str(k), v) for k, v in (run.get("versions") or {}).items()]
-    facts += [(f"{t('env_host')}: {k}", by_suffix(ctx, str(k), v) if str(k).endswith("_bytes") else v) for k, v in (run.get("host") or {}).items()]
+    facts += [
+        (f"{t('env_host')}: {k}", by_suffix(ctx, str(k), v) if str(k).endswith("_bytes") else v)
+        for k, v in (run.get("host") or {}).items()
+    ]
     facts += [(f"{t('env_target')}: {k}", v) for k, v in masked(run.get("target") or {}).items()]
-    return [(k, v if isinstance(v, str) else json.dumps(v, ensure_ascii=False, default=str)) for k, v in facts if v is not None and v != ""]
+    return [
+        (k, v if isinstance(v, str) else json.dumps(v, ensure_ascii=False, default=str))
+        for k, v in facts
+        if v is not None and v != ""
+    ]
 
 
 def config_text(ctx: Context) -> str:
@@ -246,4 +414,7 @@ def config_text(ctx: Context) -> str:
 
 def glossary(ctx: Context) -> list[dict[str, str]]:
     """Definitions, each with its formula and denominator."""
-    return [{"term": ctx.words(f"term_{k}"), "formula": FORMULAS.get(k, ""), "text": ctx.words(f"gloss_{k}")} for k in GLOSSARY]
+    return [
+        {"term": ctx.words(f"term_{k}"), "formula": FORMULAS.get(k, ""), "text": ctx.words(f"gloss_{k}")}
+        for k in GLOSSARY
+    ]

@@ -14,6 +14,7 @@ Does not: know any chart.
 Source: palettes computed in `reference/ux.md`, from Okabe-Ito, darkened or
 lightened until they pass.
 """
+
 from __future__ import annotations
 
 from typing import Any
@@ -37,6 +38,8 @@ MARKS: dict[str, tuple[str, str]] = {
     "layer_client": ("#5A636E", "#9AA5B1"),
     "model_b": ("#8A6A00", "#E3C25B"),
 }
+# Marks that are readable as a line but too pale for letters.
+TEXT_OF_MARK: dict[str, tuple[str, str]] = {"slo": ("#B34A00", "#FFA56E")}
 # Tints behind marks: decoration, so no contrast is asked of them.
 TINTS: dict[str, tuple[str, str]] = {
     "panel": ("#FFFFFF", "#171C23"),
@@ -78,7 +81,7 @@ HEAT_LEVELS = 5
 
 
 def _all() -> dict[str, tuple[str, str]]:
-    return {**MARKS, **TINTS, **TEXT, **SURFACES, **LINES}
+    return {**MARKS, **{f"{k}_text": v for k, v in TEXT_OF_MARK.items()}, **TINTS, **TEXT, **SURFACES, **LINES}
 
 
 def ink(name: str) -> str:
@@ -86,9 +89,19 @@ def ink(name: str) -> str:
     return f"var(--c-{name.replace('_', '-')},{_all()[name][0]})"
 
 
+def text_ink(name: str) -> str:
+    """The colour for letters that name the mark `name`."""
+    return ink(f"{name}_text" if name in TEXT_OF_MARK else name)
+
+
 def css_variables(dark: bool) -> str:
     """The declarations of one theme, for a rule body."""
     return "".join(f"--c-{k.replace('_', '-')}:{v[1 if dark else 0]};" for k, v in _all().items())
+
+
+def chart_text(name: str) -> tuple[str, str]:
+    """(light, dark) colour for a name written beside the mark `name`: the mark's own where text needs no more."""
+    return TEXT_OF_MARK.get(name, MARKS[name])
 
 
 def contrast(one: str, other: str) -> float:
@@ -106,19 +119,36 @@ def contrast(one: str, other: str) -> float:
 def chart_config() -> dict[str, Any]:
     """The Vega-Lite config of every chart."""
     axis = {
-        "domainColor": ink("axis"), "tickColor": ink("axis"), "gridColor": ink("grid"), "labelColor": ink("muted"),
-        "titleColor": ink("muted"), "labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal",
-        "titlePadding": 8, "labelPadding": 5, "tickSize": 4, "gridWidth": 1,
+        "domainColor": ink("axis"),
+        "tickColor": ink("axis"),
+        "gridColor": ink("grid"),
+        "labelColor": ink("muted"),
+        "titleColor": ink("muted"),
+        "labelFontSize": 12,
+        "titleFontSize": 12,
+        "titleFontWeight": "normal",
+        "titlePadding": 8,
+        "labelPadding": 5,
+        "tickSize": 4,
+        "gridWidth": 1,
     }
     return {
-        "background": None,
+        "background": "transparent",
         "aria": False,
         "font": CHART_FONT,
         "padding": 4,
         "axis": axis,
         "axisX": {"grid": False, "zindex": 1},
-        "axisY": {"domain": False, "ticks": False, "titleAngle": 0, "titleAlign": "left", "titleAnchor": "end",
-                  "titleX": 0, "titleY": -22, "titleBaseline": "bottom"},
+        "axisY": {
+            "domain": False,
+            "ticks": False,
+            "titleAngle": 0,
+            "titleAlign": "left",
+            "titleAnchor": "end",
+            "titleX": 0,
+            "titleY": -22,
+            "titleBaseline": "bottom",
+        },
         "view": {"stroke": None},
         "line": {"strokeWidth": 2, "strokeCap": "round", "strokeJoin": "round"},
         "text": {"fontSize": 12, "color": ink("text")},

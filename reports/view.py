@@ -7,6 +7,7 @@ Does not: draw, judge, or hold markup.
    sentence that holds one.
 2. Every state has a word and a symbol; colour is a third sign.
 """
+
 from __future__ import annotations
 
 from typing import Any
@@ -42,7 +43,10 @@ def meta(ctx: Context) -> list[str]:
     target = run.get("target") or {}
     server = " ".join(str(target[k]) for k in ("server", "version") if target.get(k))
     rows = sum(s.planned for s in ctx.analysis.stages)
-    out = [str(run.get("started_utc") or "").replace("T", " ").replace("Z", " UTC").replace("+00:00", " UTC"), str(run.get("run_id") or "")]
+    out = [
+        str(run.get("started_utc") or "").replace("T", " ").replace("Z", " UTC").replace("+00:00", " UTC"),
+        str(run.get("run_id") or ""),
+    ]
     if server:
         out.append(server)
     if rows:
@@ -57,8 +61,14 @@ def meta(ctx: Context) -> list[str]:
 def reason_view(ctx: Context, reason: Reason) -> dict[str, Any]:
     """One line of a reasons list."""
     kind = SEVERITY_KINDS.get(reason.severity, "none")
-    return {"kind": kind, "severity": reason.severity, "word": ctx.words.known(f"severity_{reason.severity}", reason.severity),
-            "text": reason.text, "next_step": reason.next_step.rstrip(". "), "reason_id": reason.reason_id}
+    return {
+        "kind": kind,
+        "severity": reason.severity,
+        "word": ctx.words.known(f"severity_{reason.severity}", reason.severity),
+        "text": reason.text,
+        "next_step": reason.next_step.rstrip(". "),
+        "reason_id": reason.reason_id,
+    }
 
 
 def verdict(ctx: Context) -> dict[str, Any]:
@@ -77,8 +87,15 @@ def verdict(ctx: Context) -> dict[str, Any]:
         notes.append(t("note_interrupted"))
     if ctx.analysis.run.get("simulated"):
         notes.append(t("note_simulated"))
-    return {"kind": kind, "word": t(f"verdict_{v.status}"), "sentence": verdict_sentence(ctx),
-            "notes": notes, "marks": marks, "reasons": [reason_view(ctx, r) for r in v.reasons if r not in ctx.analysis.warnings], "exit_code": v.exit_code}
+    return {
+        "kind": kind,
+        "word": t(f"verdict_{v.status}"),
+        "sentence": verdict_sentence(ctx),
+        "notes": notes,
+        "marks": marks,
+        "reasons": [reason_view(ctx, r) for r in v.reasons if r not in ctx.analysis.warnings],
+        "exit_code": v.exit_code,
+    }
 
 
 def verdict_sentence(ctx: Context) -> str:
@@ -89,8 +106,12 @@ def verdict_sentence(ctx: Context) -> str:
     share = _share_at_target(ctx)
     if v.status == "INVALID" or share is None:
         return t(f"sentence_{v.status}_plain")
-    return t(f"sentence_{v.status}", qps=f.asked(ctx.analysis.target_qps), share=f.share(share),
-             target=f.share(ctx.analysis.slo.get("attainment_target"), 1))
+    return t(
+        f"sentence_{v.status}",
+        qps=f.asked(ctx.analysis.target_qps),
+        share=f.share(share),
+        target=f.share(ctx.analysis.slo.get("attainment_target"), 1),
+    )
 
 
 def target_stages(ctx: Context) -> list[StageAnalysis]:
@@ -105,10 +126,21 @@ def _share_at_target(ctx: Context) -> float | None:
 
 def tiles(ctx: Context) -> list[dict[str, Any]]:
     """The eight figures that a reader looks for first."""
-    return [_safe(ctx), _knee(ctx), _attainment(ctx), _goodput(ctx), _requests(ctx), _little(ctx), _repeats(ctx), _sender(ctx)]
+    return [
+        _safe(ctx),
+        _knee(ctx),
+        _attainment(ctx),
+        _goodput(ctx),
+        _requests(ctx),
+        _little(ctx),
+        _repeats(ctx),
+        _sender(ctx),
+    ]
 
 
-def _tile(label: str, value: str, detail: str = "", unit: str = "", kind: str = "", words: bool = False) -> dict[str, Any]:
+def _tile(
+    label: str, value: str, detail: str = "", unit: str = "", kind: str = "", words: bool = False
+) -> dict[str, Any]:
     return {"label": label, "value": value, "unit": unit, "detail": detail, "kind": kind, "words": words}
 
 
@@ -133,8 +165,14 @@ def _knee(ctx: Context) -> dict[str, Any]:
     value = finite(c.knee_qps)
     if c.knee_kind == "crossing" and value is not None:
         span = f.interval(finite(c.knee_low_qps), finite(c.knee_high_qps), f.rate)
-        return _tile(t("tile_knee"), f.rate(value), t("tile_knee_detail", interval=span, target=f.share(c.attainment_target, 1))
-                     if span else t("tile_knee_alone", target=f.share(c.attainment_target, 1)), t("unit_qps"))
+        return _tile(
+            t("tile_knee"),
+            f.rate(value),
+            t("tile_knee_detail", interval=span, target=f.share(c.attainment_target, 1))
+            if span
+            else t("tile_knee_alone", target=f.share(c.attainment_target, 1)),
+            t("unit_qps"),
+        )
     if c.knee_kind == "at_least":
         bound = value if value is not None else finite(c.last_met_qps)
         return _tile(t("tile_knee"), f"≥ {f.rate(bound)}", t("tile_knee_at_least"), t("unit_qps"))
@@ -155,8 +193,18 @@ def _attainment(ctx: Context) -> dict[str, Any]:
     interval = f.interval(one.attainment_joint.low, one.attainment_joint.high, f.share)
     target = finite(ctx.analysis.slo.get("attainment_target"))
     kind = "" if share is None or target is None or not ctx.shows_capacity else "pass" if share >= target else "fail"
-    return _tile(label, f.share(share), t("tile_attainment_detail", qps=f.asked(ctx.analysis.target_qps), interval=interval,
-                                          n=f.count(one.attainment_joint.n)), kind=kind, words=share is None)
+    return _tile(
+        label,
+        f.share(share),
+        t(
+            "tile_attainment_detail",
+            qps=f.asked(ctx.analysis.target_qps),
+            interval=interval,
+            n=f.count(one.attainment_joint.n),
+        ),
+        kind=kind,
+        words=share is None,
+    )
 
 
 def _goodput(ctx: Context) -> dict[str, Any]:
@@ -167,8 +215,12 @@ def _goodput(ctx: Context) -> dict[str, Any]:
     group = [s for s in ctx.stages if held is not None and abs(s.offered_qps - held) < 1e-9]
     if not group:
         return _tile(t("tile_goodput"), t("not_found"), t("tile_goodput_missing"), words=True)
-    return _tile(t("tile_goodput"), f.rate(spread(group, lambda s: s.goodput_qps)),
-                 t("tile_goodput_detail", qps=f.asked(held), tps=f.count(spread(group, lambda s: s.output_tps))), t("unit_qps"))
+    return _tile(
+        t("tile_goodput"),
+        f.rate(spread(group, lambda s: s.goodput_qps)),
+        t("tile_goodput_detail", qps=f.asked(held), tps=f.count(spread(group, lambda s: s.output_tps))),
+        t("unit_qps"),
+    )
 
 
 def _requests(ctx: Context) -> dict[str, Any]:
@@ -185,8 +237,12 @@ def _little(ctx: Context) -> dict[str, Any]:
     if not steady:
         return _tile(t("tile_little"), t("not_measured"), t("tile_little_missing"), words=True)
     worst, stage = max(steady, key=lambda pair: pair[0])
-    return _tile(t("tile_little"), f.share(worst, 1), t("tile_little_detail", n=len(steady), qps=f.asked(stage.offered_qps)),
-                 kind="pass" if worst <= WEDGE else "warn")
+    return _tile(
+        t("tile_little"),
+        f.share(worst, 1),
+        t("tile_little_detail", n=len(steady), qps=f.asked(stage.offered_qps)),
+        kind="pass" if worst <= WEDGE else "warn",
+    )
 
 
 def _repeats(ctx: Context) -> dict[str, Any]:
@@ -195,10 +251,18 @@ def _repeats(ctx: Context) -> dict[str, Any]:
     if not known:
         return _tile(t("tile_repeats"), t("not_measured"), t("tile_repeats_missing"), words=True)
     worst = max(known, key=lambda r: r.range_ratio or 0)
-    return _tile(t("tile_repeats"), f.share(worst.range_ratio, 1),
-                 t("tile_repeats_detail", n=len(worst.values), statistic=statistic_name(ctx, worst.statistic),
-                   qps=f.asked(worst.offered_qps), limit=f.share(worst.limit_ratio, 0)),
-                 kind="warn" if any(r.ok is False for r in known) else "pass")
+    return _tile(
+        t("tile_repeats"),
+        f.share(worst.range_ratio, 1),
+        t(
+            "tile_repeats_detail",
+            n=len(worst.values),
+            statistic=statistic_name(ctx, worst.statistic),
+            qps=f.asked(worst.offered_qps),
+            limit=f.share(worst.limit_ratio, 0),
+        ),
+        kind="warn" if any(r.ok is False for r in known) else "pass",
+    )
 
 
 def _sender(ctx: Context) -> dict[str, Any]:
@@ -211,11 +275,21 @@ def _sender(ctx: Context) -> dict[str, Any]:
         return _tile(t("tile_sender"), t("not_measured"), t("tile_sender_missing"), words=True)
     good = all(judged)
     if not good and any(judged):
-        return _tile(t("tile_sender"), t("sender_partly", ok=sum(judged), n=len(judged)), t("tile_sender_detail", lag=f.duration(max(lags)) if lags
-                     else t("not_measured")), kind="warn", words=True)
+        return _tile(
+            t("tile_sender"),
+            t("sender_partly", ok=sum(judged), n=len(judged)),
+            t("tile_sender_detail", lag=f.duration(max(lags)) if lags else t("not_measured")),
+            kind="warn",
+            words=True,
+        )
     detail = t("tile_sender_detail", lag=f.duration(max(lags)) if lags else t("not_measured"))
-    return _tile(t("tile_sender"), f"{SYMBOLS['pass' if good else 'invalid']} {t('sender_ok' if good else 'sender_not')}", detail,
-                 kind="pass" if good else "warn", words=True)
+    return _tile(
+        t("tile_sender"),
+        f"{SYMBOLS['pass' if good else 'invalid']} {t('sender_ok' if good else 'sender_not')}",
+        detail,
+        kind="pass" if good else "warn",
+        words=True,
+    )
 
 
 def statistic_name(ctx: Context, statistic: str) -> str:
@@ -237,11 +311,24 @@ def gate_view(ctx: Context, gate: Gate) -> dict[str, Any]:
     measured, limit = number(gate.measured), number(gate.limit)
     margin = ""
     if finite(measured) is not None and finite(limit):
-        margin = f.signed_share((limit - measured) / limit if gate.operator.startswith("<") else (measured - limit) / limit)
+        margin = f.signed_share(
+            (limit - measured) / limit if gate.operator.startswith("<") else (measured - limit) / limit
+        )
     unit = "share" if gate.metric.startswith("attainment") or gate.metric.endswith("ratio") else gate.unit
     statistic = "" if gate.statistic in ("", "value") else f" {gate.statistic}"
-    at = t("at_target", qps=f.asked(ctx.analysis.target_qps)) if gate.at == "target" else t.known(f"at_{gate.at}", f"{gate.at}")
-    return {"name": f"{metric_name(ctx, gate.metric)}{statistic}", "text": gate.text if t.lang == "en" else "", "at": at,
-            "limit": f"{gate.operator.replace('<=', '≤').replace('>=', '≥')} {f.measure(limit, unit)}",
-            "measured": f.measure(measured, unit), "margin": margin, "kind": GATE_KINDS.get(gate.status, "none"),
-            "word": t.known(f"gate_{gate.status}", gate.status) + (f" ({t('gate_warn_only')})" if gate.severity == "warn" else "")}
+    at = (
+        t("at_target", qps=f.asked(ctx.analysis.target_qps))
+        if gate.at == "target"
+        else t.known(f"at_{gate.at}", f"{gate.at}")
+    )
+    return {
+        "name": f"{metric_name(ctx, gate.metric)}{statistic}",
+        "text": gate.text if t.lang == "en" else "",
+        "at": at,
+        "limit": f"{gate.operator.replace('<=', '≤').replace('>=', '≥')} {f.measure(limit, unit)}",
+        "measured": f.measure(measured, unit),
+        "margin": margin,
+        "kind": GATE_KINDS.get(gate.status, "none"),
+        "word": t.known(f"gate_{gate.status}", gate.status)
+        + (f" ({t('gate_warn_only')})" if gate.severity == "warn" else ""),
+    }

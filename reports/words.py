@@ -6,6 +6,7 @@ Does not: guess a language or fall back to another one silently.
 1. All catalogues have the same keys with the same placeholders (tested).
 2. A text is plain; markup belongs to the template.
 """
+
 from __future__ import annotations
 
 import json

@@ -9,6 +9,7 @@ Does not: analyse.
 2. One output that cannot be made does not hide the others: they are written
    first, then the error is raised.
 """
+
 from __future__ import annotations
 
 import json
@@ -35,7 +36,9 @@ def write_text(path: Path, text: str) -> Path:
     return path
 
 
-def write_all(run_dir: Path, analysis: Analysis, *, lang: str = "en", env: Mapping[str, str] | None = None) -> list[Path]:
+def write_all(
+    run_dir: Path, analysis: Analysis, *, lang: str = "en", env: Mapping[str, str] | None = None
+) -> list[Path]:
     """The paths written, report.html last. Raises OSError where a file cannot be written."""
     env = os.environ if env is None else env
     makers: list[tuple[str, Callable[[], str]]] = [

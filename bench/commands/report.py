@@ -1,4 +1,5 @@
 """`bench report RUN`: write report.html, summary and JUnit again from a run's analysis.json."""
+
 from __future__ import annotations
 
 import json
@@ -31,7 +32,13 @@ def default_language(env: dict[str, str]) -> str:
 )
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--lang", type=click.Choice(LANGUAGES), default=None, help="Language of the page (default: from LANG).")
-@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), default=None, help="Write the page to this file only.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=None,
+    help="Write the page to this file only.",
+)
 @click.option("--static", is_flag=True, help="Leave the chart library out: a small page without live charts.")
 @click.option("--json", "as_json", is_flag=True, help="Print the written paths as one JSON object.")
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing on success.")
@@ -68,7 +75,9 @@ def command(run: Path, lang: str | None, output: Path | None, static: bool, as_j
 
             written = write_all(path.parent, analysis, lang=language)
     except OSError as error:
-        raise click.UsageError(f"{error.filename or path.parent}: {error.strerror or error}. Choose a folder that can be written (-o FILE).") from error
+        raise click.UsageError(
+            f"{error.filename or path.parent}: {error.strerror or error}. Choose a folder that can be written (-o FILE)."
+        ) from error
     if as_json:
         click.echo(json.dumps({"verdict": analysis.verdict.status, "files": [str(p) for p in written]}))
     elif not quiet:

@@ -28,12 +28,15 @@
   }
   function specOf(id, group) {
     var own = specs.specs[id], spec = JSON.parse(JSON.stringify(own.frame ? specs.specs[own.frame] : own));
-    if (own.frame) { spec.datasets = Object.assign({}, spec.datasets, { p: own.p }); }
+    if (own.frame) { spec.datasets = Object.assign({}, spec.datasets, { p: own.p.map(function (q) { return { v: q[0], s: q[1] }; }) }); }
     spec.config = specs.config;
     if (group && linear[group]) {
       spec.layer.forEach(function (layer) {
         var y = layer.encoding && layer.encoding.y;
-        if (y && y.scale && y.scale.type === "log") { y.scale = { type: "linear", zero: true }; }
+        if (y && y.scale && y.scale.type === "log") {
+          y.scale = { type: "linear", zero: true };
+          if (y.axis) { delete y.axis.values; y.axis.tickCount = 6; }
+        }
       });
     }
     return spec;
@@ -51,6 +54,8 @@
     }).then(function (result) {
       Array.prototype.slice.call(plot.children).forEach(function (child) { if (child !== stage) { child.remove(); } });
       var svg = stage.querySelector("svg");
+      // The picture has one name and a table beside it; Vega's roles on every mark have no names and only add noise.
+      Array.prototype.forEach.call(stage.querySelectorAll("[role],[aria-roledescription]"), function (e) { e.removeAttribute("role"); e.removeAttribute("aria-roledescription"); });
       if (svg && label) { svg.setAttribute("role", "img"); svg.setAttribute("aria-label", label); }
       if (plot.view) { plot.view.finalize(); }
       plot.view = result.view;

@@ -1,0 +1,244 @@
+"""The page as text: what must stand on it, what must never, and its size."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from bench.records.analysis import from_json, to_json
+from reports.html import policy, render, safe_json
+from tests.reports import examples
+from tests.reports.conftest import text_of
+
+VOID = {"meta", "link", "input", "br", "img", "hr"}
+
+
+class Nesting(HTMLParser):
+    """Fails on a tag that is closed out of order, on inline handlers, styles and addresses."""
+
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.problems: list[str] = []
+        self.headings: list[int] = []
+
+    def handle_starttag(self, tag, attrs):
+        for name, value in attrs:
+            if name == "style" or name.startswith("on"):
+                self.problems.append(f"{tag} has {name}")
+            if name in ("src", "href", "xlink:href", "action") and value and not value.startswith(("#", "data:,")):
+                self.problems.append(f"{tag} {name}={value}")
+            if name == "id":
+                self.ids.append(value)
+        if re.fullmatch("h[1-6]", tag):
+            self.headings.append(int(tag[1]))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag):
+        if not self.open or self.open.pop() != tag:
+            self.problems.append(f"</{tag}> out of order")
+
+
+def parsed(html: str) -> Nesting:
+    parser = Nesting()
+    parser.feed(html)
+    parser.close()
+    assert parser.open == []
+    return parser
+
+
+@pytest.mark.parametrize(
+    ("name", "lang"),
+    [(n, "en") for n in sorted(examples.ALL)] + [("sweep", "zh-CN"), ("nothing", "zh-CN"), ("empty", "zh-CN")],
+)
+def test_every_kind_of_run_gives_a_whole_page(pages, name, lang):
+    html = pages(name, lang)
+    parser = parsed(html)
+    assert parser.problems == []
+    assert len(parser.ids) == len(set(parser.ids)), "an id stands twice"
+    assert parser.headings[0] == 1 and parser.headings.count(1) == 1
+    assert all(b - a <= 1 for a, b in zip(parser.headings, parser.headings[1:], strict=False)), (
+        "a heading level is skipped"
+    )
+    text = text_of(html)
+    assert "None" not in text and "nan" not in text.lower().split() and "Undefined" not in text
+    assert f'<html lang="{lang}">' in html
+
+
+def test_order_of_the_wireframe(pages):
+    html = pages("sweep")
+    order = re.findall(r'<section id="(\w+)"', html)
+    assert order == [
+        "verdict",
+        "capacity",
+        "little",
+        "model",
+        "stages",
+        "errors",
+        "requests",
+        "client",
+        "reproduce",
+        "method",
+    ]
+    assert re.findall(r'<a href="#(\w+)"', html.split("<main>")[0]) == order
+
+
+def test_verdict_comes_first_in_word_symbol_and_sentence(pages):
+    for name, word, symbol in (("sweep", "PASS", "✓"), ("failed", "FAIL", "✕"), ("invalid", "INVALID", "!")):
+        text = text_of(pages(name).split("<main>")[1])
+        assert text.startswith(f"{symbol} {word} ")
+        assert examples.ALL[name]().verdict.sentence in text[:300]
+
+
+def test_safe_rate_stands_in_the_first_tiles(pages):
+    text = text_of(pages("sweep").split("<main>")[1])[:500]
+    assert "Safe rate (watermark) 13.7 – 15.7 requests/s" in text and "Knee 20.9 requests/s" in text
+
+
+def test_invalid_prints_no_capacity_figure(pages):
+    html = re.sub(r"<svg.*?</svg>", "", pages("invalid"), flags=re.S)
+    text = text_of(html)
+    for figure in ("20.9", "13.7", "15.7", "20.4", "23.9"):  # knee, watermark, predicted knee, hard limit
+        assert f" {figure} " not in text, figure
+    assert text.count("not given") == 3
+    assert "crosses" not in text and "holds 99" not in text and "falls below" not in text
+
+
+def test_absent_numbers_are_said_in_words(pages):
+    text = text_of(pages("simulated"))
+    assert "SIMULATED" in text and "simulated: nothing was sent" in text
+    nothing = text_of(pages("nothing"))
+    assert "INTERRUPTED" in nothing and "No stage was measured." in nothing
+    empty = text_of(pages("empty"))
+    assert "did not finish" in empty and "No request finished." in empty
+    assert "says nothing about its capacity" in empty
+
+
+def test_withheld_percentiles_say_why_with_n(pages):
+    html = pages("sweep")
+    assert 'title="needs 1,000 samples, this stage has n = 300"' in html
+    assert "withheld, p99: needs 1,000 samples, this stage has n = 300 (stages 00)" in text_of(html)
+
+
+def test_hostile_text_is_only_text(pages):
+    for lang in ("en", "zh-CN"):
+        html = pages("sweep", lang)
+        assert "<script>alert" not in html and "<img src=x" not in html
+        assert "&lt;script&gt;alert(1)&lt;/script&gt;" in html
+        assert len(re.findall(r"<script\b", html)) == 3
+        assert len(re.findall(r"</script>", html)) == 3
+
+
+def test_hostile_names_everywhere():
+    analysis = examples.one_stage()
+    bad = examples.HOSTILE
+    analysis.run["config"]["model"] = analysis.run["run_id"] = bad
+    analysis.run["command"] = ["bench", bad]
+    analysis.run["versions"] = {bad: bad}
+    analysis.verdict.sentence = analysis.capacity.sentence = bad
+    analysis.stages[0].name = bad
+    analysis.stages[0].attainment_joint.method = bad
+    analysis.stages[0].latency["ttft_s"].withheld = {"p99": bad}
+    analysis.stages[0].flags = {bad: 0.5}
+    analysis.gates[0].text = analysis.gates[0].metric = bad
+    analysis.model = {
+        "sentence": bad,
+        "notes": [bad],
+        "predictions": [{"metric": "e2e_mean_s", "offered_qps": 2.0, "measured": 1.0, "predicted": 1.1, "status": bad}],
+    }
+    html = render(analysis)
+    assert "<script>alert" not in html and "<img src=x" not in html
+    assert parsed(html).problems == []
+
+
+def test_policy_hashes_are_those_of_the_page(pages):
+    html = pages("sweep")
+    content = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', html).group(1).replace("&#39;", "'")
+    assert "unsafe" not in content and content.startswith("default-src 'none'")
+
+    def digest(text):
+        return "'sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() + "'"
+
+    style = re.search(r"<style>(.*?)</style>", html, re.S).group(1)
+    scripts = [
+        re.search(r'id="bundle">(.*?)</script>', html, re.S).group(1),
+        re.findall(r"<script>(.*?)</script>", html, re.S)[-1],
+    ]
+    for text in [style, *scripts]:
+        assert digest(text) in content
+    assert policy(["a"], "b").count("sha256-") == 2
+
+
+def test_no_address_outside(pages):
+    html = re.sub(r'<script type="text/plain" id="bundle">.*?</script>', "", pages("sweep"), flags=re.S)
+    found = set(re.findall(r"https?://[^\s\"'<>&\\]+", html)) - {"http://www.w3.org/2000/svg"}
+    assert found == {"http://127.0.0.1:8000/v1"}  # the service of the run, as text in the config
+
+
+def test_size_budgets(pages):
+    html = pages("sweep").encode()
+    assert len(html) <= 1_500_000
+    assert len(gzip.compress(html, 9)) <= 450_000
+    assert len(pages("many").encode()) <= 3_000_000  # 120 stages
+    assert len(pages("sweep", live=False).encode()) <= 450_000
+
+
+def test_static_page_has_no_library_but_all_charts(pages):
+    html = pages("sweep", live=False)
+    assert "vegaEmbed =" not in html and 'id="bundle"' not in html
+    assert len(re.findall(r'<svg role="img"', html)) == len(re.findall(r"data-chart=", html))
+
+
+def test_every_figure_has_caption_and_table(pages):
+    html = pages("sweep")
+    figures = re.findall(r"<figure.*?</figure>", html, re.S)
+    assert len(figures) >= 9
+    for figure in figures:
+        assert figure.count("<figcaption>") == figure.count('<details class="numbers">') >= 1
+        assert figure.count('aria-label="') >= 2
+    numbers = [int(n) for n in re.findall(r"Figure (\d+)<", html)]
+    assert numbers == list(range(1, len(numbers) + 1))
+
+
+def test_secrets_are_masked_again():
+    analysis = examples.nothing()
+    analysis.run["config"]["target"] = {
+        "api_key": "sk-live-1234567890",
+        "extra_headers": {"Authorization": "Bearer abcdef"},
+    }
+    analysis.run["config"]["loadgen"]["max_output_tokens"] = 64
+    html = render(analysis)
+    assert "sk-live" not in html and "abcdef" not in html and "***" in html
+    assert "max_output_tokens&#34;: 64" in html
+
+
+def test_page_from_stored_json_is_the_same(pages):
+    assert render(from_json(to_json(examples.sweep()))) == pages("sweep")
+
+
+def test_chart_json_cannot_end_its_element():
+    text = safe_json({"a": "</script><!--\u2028&"})
+    assert "<" not in text and ">" not in text and "&" not in text and "\u2028" not in text
+    assert json.loads(text) == {"a": "</script><!--\u2028&"}
+
+
+def test_unknown_words_of_a_newer_analysis_are_shown_as_they_are():
+    analysis = examples.one_stage()
+    analysis.stages[0].binding_clause = "new_clause"
+    analysis.stages[0].stationarity = "NEW_STATE"
+    analysis.errors[0].layer = "new_layer"
+    analysis.gates[0].status = "new_status"
+    assert "NEW_STATE" in text_of(render(analysis))

@@ -1,0 +1,174 @@
+"""summary.json, summary.md, junit.xml, write_all and `bench report`."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import jsonschema
+import pytest
+from click.testing import CliRunner
+from junitparser import Error, Failure, JUnitXml, Skipped
+
+import reports
+from bench.commands.report import command, default_language
+from bench.records.analysis import Gate, to_json
+from reports.junit import junit
+from reports.summary import markdown, summary
+from reports.write import STEP_SUMMARY_LIMIT, write_all
+from tests.reports import examples
+
+SCHEMA = json.loads((Path(reports.__file__).parent / "summary.schema.json").read_text(encoding="utf-8"))
+SMALL = ["nothing", "one_stage"]
+
+
+@pytest.mark.parametrize("name", sorted(examples.ALL))
+def test_summary_follows_its_schema(name):
+    document = json.loads(json.dumps(summary(examples.ALL[name]()), allow_nan=False))
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    jsonschema.Draft202012Validator(SCHEMA).validate(document)
+
+
+def test_schema_is_not_empty_talk():
+    document = summary(examples.sweep())
+    document["verdict"]["status"] = "MAYBE"
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(document, SCHEMA)
+
+
+def test_summary_values():
+    document = summary(examples.sweep())
+    assert document["capacity"]["knee_qps"] == 20.9
+    assert document["stages"][7]["ttft"]["p95_s"] == "inf"
+    assert document["stages"][0]["ttft"]["p99_s"] is None and "p99" in document["stages"][0]["ttft"]["withheld"]
+    assert set(summary(examples.invalid())["capacity"].values()) == {None, "none"}
+
+
+@pytest.mark.parametrize("name", sorted(examples.ALL))
+@pytest.mark.parametrize("lang", ["en", "zh-CN"])
+def test_markdown_starts_with_the_verdict_and_holds_one_short_table(name, lang):
+    text = markdown(examples.ALL[name](), lang=lang)
+    assert text.startswith("### ") and examples.ALL[name]().verdict.status in text.splitlines()[0]
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert len(rows) <= 14  # heading, rule, 12 rows
+    assert len(text.encode()) < 20_000
+
+
+def test_markdown_of_many_gates_shows_misses_first():
+    analysis = examples.failed()
+    analysis.gates = [
+        Gate(f"G{i}", f"metric_{i}", "value", "<=", 1.0, 0.5, "1", "run", "pass", "fail") for i in range(20)
+    ]
+    analysis.gates.append(Gate("BAD", "bad_metric", "value", "<=", 1.0, 2.0, "1", "run", "fail", "fail"))
+    rows = [line for line in markdown(analysis).splitlines() if line.startswith("|")]
+    assert len(rows) == 14 and "bad" in rows[2]
+    assert "9 more gates" in markdown(analysis)
+
+
+def test_markdown_cannot_be_broken_by_text_from_outside():
+    analysis = examples.failed()
+    analysis.verdict.sentence = "a | b\n# c <script>alert(1)</script> `d` [e](f)"
+    head = markdown(analysis).splitlines()[0]
+    assert "<script" not in head and " | " not in head and "[e](f)" not in head
+
+
+def test_junit_statuses():
+    # gates("pass"): 3 pass, 1 not measured; the fail and invalid examples turn the first three
+    for name, failures, errors, skipped in (("sweep", 0, 0, 1), ("failed", 3, 0, 1), ("invalid", 0, 3, 1)):
+        suite = next(iter(JUnitXml.fromstring(junit(examples.ALL[name]()).encode())))
+        assert (suite.tests, suite.failures, suite.errors, suite.skipped) == (4, failures, errors, skipped)
+    cases = list(next(iter(JUnitXml.fromstring(junit(examples.failed()).encode()))))
+    assert isinstance(cases[0].result[0], Failure) and isinstance(cases[3].result[0], Skipped)
+    assert "measured 99.78" in cases[0].result[0].message and "limit ≥ 99.00" in cases[0].result[0].message
+    assert cases[0].time == 60.0  # the stage at the target: its window
+    invalid = list(next(iter(JUnitXml.fromstring(junit(examples.invalid()).encode()))))
+    assert isinstance(invalid[0].result[0], Error)
+
+
+def test_junit_warning_gate_never_fails_the_suite():
+    analysis = examples.sweep()
+    analysis.gates = [Gate("W", "ttft_s", "p95", "<=", 0.1, math.inf, "s", "max", "fail", "warn")]
+    suite = next(iter(JUnitXml.fromstring(junit(analysis).encode())))
+    assert suite.failures == 0
+    assert "did not finish" in next(iter(suite)).system_out
+
+
+def test_junit_without_gates_carries_the_verdict():
+    suite = next(iter(JUnitXml.fromstring(junit(examples.nothing()).encode())))
+    assert (suite.tests, suite.errors) == (1, 1)
+
+
+def test_junit_text_that_xml_forbids():
+    analysis = examples.failed()
+    analysis.gates[0].text = "bell \x07 and \x00 null <b>"
+    JUnitXml.fromstring(junit(analysis).encode())
+
+
+def test_write_all_and_step_summary(tmp_path):
+    step = tmp_path / "step.md"
+    step.write_text("before\n", encoding="utf-8")
+    written = write_all(tmp_path, examples.one_stage(), env={"GITHUB_STEP_SUMMARY": str(step)})
+    assert [p.name for p in written] == ["summary.json", "summary.md", "junit.xml", "report.html"]
+    assert step.read_text(encoding="utf-8").startswith("before\n### ")
+    assert not list(tmp_path.glob(".*")), "a temporary file was left"
+    step.write_bytes(b"x" * STEP_SUMMARY_LIMIT)
+    write_all(tmp_path, examples.nothing(), env={"GITHUB_STEP_SUMMARY": str(step)})
+    assert step.stat().st_size == STEP_SUMMARY_LIMIT  # no room: left as it is
+
+
+def test_write_all_writes_the_others_when_one_cannot_be_made(tmp_path, monkeypatch):
+    monkeypatch.setattr("reports.write.render", lambda *a, **k: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        write_all(tmp_path, examples.nothing(), env={})
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["junit.xml", "summary.json", "summary.md"]
+
+
+def run(*args: str):
+    return CliRunner().invoke(command, [str(a) for a in args])
+
+
+def test_report_command_writes_the_outputs(tmp_path):
+    (tmp_path / "analysis.json").write_text(to_json(examples.nothing()), encoding="utf-8")
+    result = run(tmp_path, "--json", "--lang", "zh-CN")
+    assert result.exit_code == 0
+    assert [Path(p).name for p in json.loads(result.output)["files"]] == [
+        "summary.json",
+        "summary.md",
+        "junit.xml",
+        "report.html",
+    ]
+    assert '<html lang="zh-CN">' in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+def test_report_command_to_one_file(tmp_path):
+    (tmp_path / "analysis.json").write_text(to_json(examples.nothing()), encoding="utf-8")
+    out = tmp_path / "sub" / "page.html"
+    assert run(tmp_path, "-o", out, "-q", "--static").exit_code == 0
+    assert out.exists() and not (tmp_path / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [None, "", "{", '{"schema_version": 99}', "[]", '{"schema_version": 1}', '{"schema_version": 1, "stages": 3}'],
+)
+def test_report_command_on_a_missing_old_or_broken_analysis(tmp_path, content):
+    if content is not None:
+        (tmp_path / "analysis.json").write_text(content, encoding="utf-8")
+    result = run(tmp_path)
+    assert result.exit_code == 2
+    assert "bench analyse" in result.output
+    assert "Traceback" not in result.output
+
+
+def test_report_command_into_a_file_in_place_of_a_folder(tmp_path):
+    (tmp_path / "analysis.json").write_text(to_json(examples.nothing()), encoding="utf-8")
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    result = run(tmp_path, "-o", tmp_path / "file" / "page.html")
+    assert result.exit_code == 2 and "-o FILE" in result.output
+
+
+def test_language_from_the_locale():
+    assert default_language({"LANG": "zh_CN.UTF-8"}) == "zh-CN"
+    assert default_language({"LANG": "zh_CN.UTF-8", "LC_ALL": "C"}) == "en"
+    assert default_language({}) == "en"
