@@ -109,7 +109,13 @@ class Connection:
         data, self.ended = self.tls.decrypt(ciphertext)
         answer = self.tls.pending_output()
         if answer:
-            self.sock.send(answer)
+            # A key update or an alert; a socket that takes no fifty bytes while we only read is not worth a queue.
+            try:
+                sent = self.sock.send(answer)
+            except BlockingIOError:
+                sent = 0
+            if sent != len(answer):
+                raise ConnectionAbortedError(errno.ECONNABORTED, "the answer of TLS could not be sent")
         return data
 
     def is_quiet(self) -> bool:
