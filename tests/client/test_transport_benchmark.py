@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from benchmarks.client import Result, percentile, summary
 
 ROOT = Path(__file__).parents[2]
