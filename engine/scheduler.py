@@ -440,6 +440,10 @@ class Core:
         if plan.grouped:
             self.settle()
             plan.grouped, plan.decode = False, list(plan.decode)
+            size = self.config.block_size
+            for request in plan.decode:  # the blocks of this step were taken without a name
+                request.blocks = max(request.blocks, -(-(request.computed + plan.steps) // size))
+                request.room = request.blocks * size
         for request in self._aborting:
             if request.state != RUNNING:
                 continue
