@@ -58,7 +58,6 @@ class Chart:
     rows: list[list[str]]
     label: str = ""  # short name when the chart is one tab of several
     width: int = WIDTH
-    mini: bool = False  # a small multiple: no number of its own
     keys: list[Key] = field(default_factory=list)  # the legend, set as text by the page
 
 

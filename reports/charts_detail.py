@@ -7,13 +7,13 @@ Does not: bin requests (analysis does; here bins are only merged by adding count
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import altair as alt
 
 from bench.records.analysis import StageAnalysis
 from reports.charts import (
-    HALF,
     Chart,
     Context,
     Key,
@@ -41,22 +41,25 @@ def _ecdf_points(stage: StageAnalysis, name: str) -> list[list[float]]:
     ]
 
 
-def ecdf_frame(ctx: Context, name: str) -> dict[str, Any]:
-    """The spec that all stages share, on one axis so that they can be compared; its data is empty.
+def ecdf_frame(ctx: Context, name: str) -> tuple[dict[str, Any], tuple[float, float]]:
+    """(spec, (lowest, highest) value in ms): the axes that all stages share, so that they can be compared.
 
-    A stage's points go into the data set `p` as {v: value in ms, s: share}.
+    Its one line goes from the lower left to the upper right corner of the plot; `svg.Frame`
+    reads the scales from it and puts each stage's curve in its place.
     """
     t, f = ctx.words, ctx.figures
     deadline = finite(ctx.analysis.slo.get(f"{name}_deadline_s"))
     everything = [p[0] for s in ctx.analysis.stages for p in _ecdf_points(s, name)]
     scale, ticks = log_scale([*everything, deadline * 1e3 if deadline else None])
+    low, high = scale.to_dict()["domain"]
     x = alt.X(
         "v:Q", title=f"{name.upper()} (ms)", scale=scale, axis=alt.Axis(format=",~f", values=ticks, labelOverlap=True)
     )
     y = alt.Y(
         "s:Q", title=t("axis_share_arrivals"), scale=alt.Scale(domain=[0, 1]), axis=alt.Axis(format=".0%", tickCount=4)
     )
-    layers = [alt.Chart(alt.NamedData("p")).mark_line(color=ink(name), interpolate="step-after").encode(x=x, y=y)]
+    corners = [{"v": low, "s": 0}, {"v": high, "s": 1}]
+    layers = [alt.Chart(data(corners)).mark_line(color=ink(name)).encode(x=x, y=y)]
     if deadline:
         line = alt.Chart(data([{"x": deadline * 1e3, "text": f"SLO {f.duration(deadline)}"}]))
         layers.append(line.mark_rule(color=ink("slo"), strokeDash=[8, 4], strokeWidth=1.6).encode(x=alt.X("x:Q")))
@@ -65,11 +68,20 @@ def ecdf_frame(ctx: Context, name: str) -> dict[str, Any]:
                 color=text_ink("slo"), align="right", baseline="bottom", dx=3, fontSize=11, fontWeight=600
             ).encode(x=alt.X("x:Q"), y=alt.YValue(-5), text=alt.Text("text:N"))
         )
-    return compose(layers, 220)
+    return compose(layers, 220), (low, high)
 
 
-def ecdf(ctx: Context, stage: StageAnalysis, name: str, frame: dict[str, Any]) -> Chart | None:
-    """The distribution of TTFT or TPOT over ALL arrivals of one stage; the plateau shows who never finished."""
+@dataclass
+class Curve:
+    """The distribution of one metric over ALL arrivals of one stage."""
+
+    title: str
+    caption: str
+    points: list[list[float]]  # [value in ms, share]; the plateau shows who never finished
+
+
+def ecdf(ctx: Context, stage: StageAnalysis, name: str) -> Curve | None:
+    """The curve of TTFT or TPOT of one stage, None when there is none."""
     t, f = ctx.words, ctx.figures
     points = _ecdf_points(stage, name)
     if len(points) < 2:
@@ -83,17 +95,7 @@ def ecdf(ctx: Context, stage: StageAnalysis, name: str, frame: dict[str, Any]) -
         n=f.count(interval.n),
         slo=f.duration(deadline) if deadline else "–",
     )
-    spec = {**frame, "datasets": {**frame.get("datasets", {}), "p": [{"v": v, "s": share} for v, share in points]}}
-    return Chart(
-        f"ecdf-{name}-{stage.stage}",
-        f"{name.upper()} · {stage_label(stage)}",
-        caption,
-        spec,
-        [],
-        [],
-        width=HALF,
-        mini=True,
-    )
+    return Curve(f"{name.upper()} · {stage_label(stage)}", caption, points)
 
 
 def errors(ctx: Context) -> Chart | None:

@@ -24,13 +24,12 @@ from markupsafe import Markup
 
 from bench.records.analysis import Analysis
 from reports import charts_capacity, charts_detail, charts_little, charts_model, svg, tables, view
-from reports.charts import Chart, Context, live_spec, static_spec
+from reports.charts import HALF, Chart, Context, live_spec, static_spec
 from reports.figures import Figures
 from reports.themes import FONT, chart_config, css_variables, ink
 from reports.words import Words
 
 TEMPLATES = Path(__file__).parent / "templates"
-DRAWN_DETAILS = 12  # stages whose distributions are drawn ahead; of more, the rest is drawn when opened
 
 
 def render(analysis: Analysis, *, lang: str = "en", live: bool = True) -> str:
@@ -39,7 +38,7 @@ def render(analysis: Analysis, *, lang: str = "en", live: bool = True) -> str:
     ctx = Context(analysis, words, Figures(words))
     page = _Page(ctx, live)
     figures = _figures(ctx, page)
-    stages = _stages(ctx, page)
+    stages, frames = _stages(ctx)
     css = _css()
     js = (TEMPLATES / "report.js").read_text(encoding="utf-8")
     bundle = svg.bundle() if live and page.specs else ""
@@ -84,6 +83,7 @@ def render(analysis: Analysis, *, lang: str = "en", live: bool = True) -> str:
         repeats=tables.repeats(ctx),
         model=_model(ctx),
         stages=stages,
+        frames=frames,
         diagnosis=[view.reason_view(ctx, r) for r in analysis.diagnosis],
         stage_columns=tables.stage_columns(ctx),
         stage_notes=tables.stage_notes(ctx),
@@ -149,15 +149,13 @@ class _Page:
         self.number = 0
         self.specs: dict[str, Any] = {}
 
-    def add(
-        self, chart: Chart | None, *, draw: bool = True, live: bool = True, same_number: bool = False
-    ) -> _Drawn | None:
+    def add(self, chart: Chart | None, *, same_number: bool = False) -> _Drawn | None:
         if chart is None:
             return None
-        if not same_number and not chart.mini:
+        if not same_number:
             self.number += 1
-        inner, width, height = svg.draw(static_spec(chart)) if draw else ("", 0, 0)
-        if self.live and live:
+        inner, width, height = svg.draw(static_spec(chart))
+        if self.live:
             self.specs[chart.chart_id] = live_spec(chart)
         return _Drawn(chart, self.number, inner, width, height)
 
@@ -182,29 +180,37 @@ def _figures(ctx: Context, page: _Page) -> dict[str, Any]:
     return out
 
 
-def _stages(ctx: Context, page: _Page) -> list[dict[str, Any]]:
+def _stages(ctx: Context) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The rows of the stage table, and the shared frames of their distributions."""
     ordered = ctx.stages
-    focus = ctx.knee_qps or ctx.analysis.target_qps or (ordered[0].offered_qps if ordered else 0)
-    drawn = {s.stage for s in sorted(ordered, key=lambda s: abs(s.offered_qps - focus))[:DRAWN_DETAILS]}
-    frames = {name: charts_detail.ecdf_frame(ctx, name) for name in ("ttft", "tpot")} if ordered else {}
-    out = []
+    curves = {(s.stage, n): charts_detail.ecdf(ctx, s, n) for s in ordered for n in ("ttft", "tpot")}
+    frames: dict[str, svg.Frame] = {}
+    for name in ("ttft", "tpot"):
+        if any(curves[s.stage, name] for s in ordered):
+            spec, domain = charts_detail.ecdf_frame(ctx, name)
+            spec["width"] = HALF
+            spec["config"] = {**spec["config"], "font": "sans-serif"}
+            frames[name] = svg.Frame(spec, domain)
+    rows = []
     for stage in ordered:
         row = tables.stage_row(ctx, stage)
-        row["figures"] = []
         for name, frame in frames.items():
-            chart = charts_detail.ecdf(ctx, stage, name, frame)
-            draw = stage.stage in drawn
-            if chart is None or not (draw or page.live):
-                continue
-            row["figures"].append(page.add(chart, draw=draw, live=False))
-            if not draw:  # the page keeps one frame and each stage's points
-                page.specs[f"frame-{name}"] = live_spec(Chart("", "", "", frame, [], []))
-                page.specs[chart.chart_id] = {
-                    "frame": f"frame-{name}",
-                    "p": [[p["v"], p["s"]] for p in chart.spec["datasets"]["p"]],
-                }
-        out.append(row)
-    return out
+            curve = curves[stage.stage, name]
+            if curve is not None:
+                row["figures"].append(
+                    {
+                        "name": name,
+                        "title": curve.title,
+                        "caption": curve.caption,
+                        "path": frame.steps(curve.points),
+                        "width": frame.width,
+                        "height": frame.height,
+                        "ink": ink(name),
+                    }
+                )
+        rows.append(row)
+    shared = [{"name": n, "svg": Markup(f.inner), "width": f.width, "height": f.height} for n, f in frames.items()]
+    return rows, shared
 
 
 def _model(ctx: Context) -> dict[str, Any] | None:

@@ -152,7 +152,8 @@ def markdown(analysis: Analysis, *, lang: str = "en") -> str:
         lines += [words("no_figure_why") + ".", ""]
     elif number(c.watermark_low_qps) is not None and number(c.watermark_high_qps) is not None:
         lines += [
-            f"{words('tile_safe')}: **{f.rate(c.watermark_low_qps)} – {f.rate(c.watermark_high_qps)} {words('unit_qps')}** · "
+            f"{words('tile_safe')}: **{f.rate(c.watermark_low_qps)} – {f.rate(c.watermark_high_qps)} "
+            f"{words('unit_qps')}** · "
             f"{words('tile_knee')}: {f.rate(c.knee_qps)} {f.interval(c.knee_low_qps, c.knee_high_qps, f.rate)}",
             "",
         ]
@@ -173,7 +174,7 @@ def markdown(analysis: Analysis, *, lang: str = "en") -> str:
         )
         shown = worst[:TABLE_ROWS]
         lines += [
-            f"| {words('col_check')} | {words('col_at')} | {words('col_limit')} | {words('col_measured')} | {words('col_status')} |",
+            "| " + " | ".join(words(f"col_{c}") for c in ("check", "at", "limit", "measured", "status")) + " |",
             "| --- | --- | ---: | ---: | --- |",
         ]
         for gate in shown:
@@ -190,7 +191,8 @@ def markdown(analysis: Analysis, *, lang: str = "en") -> str:
         lines += [f"<details><summary>{words('sec_stages')}</summary>", "", "```"]
         lines += [
             f"{s.stage:02d}  {f.asked(s.offered_qps):>6} {words('unit_qps')}  {f.share(s.attainment_joint.value):>9}  "
-            f"TTFT p95 {f.percentile(s.latency.get('ttft_s'), 'p95'):>14}  {words.known('stage_' + s.verdict, s.verdict)}"
+            f"TTFT p95 {f.percentile(s.latency.get('ttft_s'), 'p95'):>14}  "
+            + words.known("stage_" + s.verdict, s.verdict)
             for s in ctx.stages[:60]
         ]
         lines += ["```", "", "</details>", ""]

@@ -13,6 +13,7 @@ Does not: touch the network.
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import re
 from functools import lru_cache
@@ -47,6 +48,52 @@ def draw(spec: dict[str, Any]) -> tuple[str, int, int]:
     while before != inner:
         before, inner = inner, _EMPTY.sub("", inner)
     return inner, width, height
+
+
+class Frame:
+    """Axes drawn once for many curves: small multiples share a frame, and each adds one path.
+
+    Input: a spec whose only line mark runs from the lower left to the upper right corner of
+    the plot, over `domain` on a log x axis and 0..1 on the y axis. Drawing each of 2 x 40
+    stages by itself would cost 4 s and 0.5 MB.
+    """
+
+    _CORNERS = re.compile(r'<path[^>]* d="M([-\d.]+),([-\d.]+)L([-\d.]+),([-\d.]+)"[^>]*/>')
+    _TAGS = re.compile(r"<(/?)g([^>]*?)(/?)>")
+    _SHIFT = re.compile(r'transform="translate\(([-\d.]+),([-\d.]+)\)"')
+
+    def __init__(self, spec: dict[str, Any], domain: tuple[float, float]) -> None:
+        inner, self.width, self.height = draw(spec)
+        found = self._CORNERS.search(inner)
+        if found is None:
+            raise RuntimeError("the frame holds no line to read its scales from")
+        x = y = 0.0
+        stack: list[tuple[float, float]] = []
+        for tag in self._TAGS.finditer(inner, 0, found.start()):
+            if tag.group(1):
+                x, y = stack.pop()
+            elif not tag.group(3):
+                stack.append((x, y))
+                shift = self._SHIFT.search(tag.group(2))
+                if shift:
+                    x, y = x + float(shift.group(1)), y + float(shift.group(2))
+        x0, y0, x1, y1 = (float(v) for v in found.groups())
+        self._x, self._y = (x + x0, x + x1), (y + y0, y + y1)
+        self._low, self._high = math.log(domain[0]), math.log(domain[1])
+        self.inner = inner[: found.start()] + inner[found.end() :]
+
+    def place(self, value: float, share: float) -> tuple[float, float]:
+        """Pixels of a point."""
+        part = (math.log(value) - self._low) / (self._high - self._low)
+        return self._x[0] + part * (self._x[1] - self._x[0]), self._y[0] + share * (self._y[1] - self._y[0])
+
+    def steps(self, points: list[list[float]]) -> str:
+        """Path data of a step function that jumps at each point (right-continuous)."""
+        placed = [self.place(v, s) for v, s in points]
+        out = f"M{placed[0][0]:.1f},{placed[0][1]:.1f}"
+        for px, py in placed[1:]:
+            out += f"H{px:.1f}V{py:.1f}"
+        return out
 
 
 @lru_cache(maxsize=1)

@@ -76,7 +76,8 @@ def command(run: Path, lang: str | None, output: Path | None, static: bool, as_j
             written = write_all(path.parent, analysis, lang=language)
     except OSError as error:
         raise click.UsageError(
-            f"{error.filename or path.parent}: {error.strerror or error}. Choose a folder that can be written (-o FILE)."
+            f"{error.filename or path.parent}: {error.strerror or error}. "
+            "Choose a folder that can be written (-o FILE)."
         ) from error
     if as_json:
         click.echo(json.dumps({"verdict": analysis.verdict.status, "files": [str(p) for p in written]}))

@@ -27,8 +27,7 @@
     return window.vegaEmbed;
   }
   function specOf(id, group) {
-    var own = specs.specs[id], spec = JSON.parse(JSON.stringify(own.frame ? specs.specs[own.frame] : own));
-    if (own.frame) { spec.datasets = Object.assign({}, spec.datasets, { p: own.p.map(function (q) { return { v: q[0], s: q[1] }; }) }); }
+    var spec = JSON.parse(JSON.stringify(specs.specs[id]));
     spec.config = specs.config;
     if (group && linear[group]) {
       spec.layer.forEach(function (layer) {
@@ -83,7 +82,7 @@
       });
       pump();
     }, { rootMargin: "120px" });
-    each(".plot", function (p) { watcher.observe(p); });
+    each(".plot[data-chart]", function (p) { watcher.observe(p); });
   }
   each("[data-scale]", function (b) {
     b.addEventListener("click", function () {

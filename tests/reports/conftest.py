@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from functools import lru_cache
+from functools import cache
 
 import pytest
 
@@ -11,7 +11,7 @@ from reports.html import render
 from tests.reports import examples
 
 
-@lru_cache(maxsize=None)
+@cache
 def _page(name: str, lang: str, live: bool) -> str:
     return render(examples.ALL[name](), lang=lang, live=live)
 
