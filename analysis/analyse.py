@@ -17,13 +17,16 @@ from typing import Any
 
 import numpy as np
 
-from analysis import load, locust_csv, series
+from analysis import load, series
 from analysis.attainment import Slo
+from analysis.csv_check import check_csv
 from analysis.diagnosis import diagnose
 from analysis.errors import error_groups
 from analysis.gates import default_gates, evaluate, locate, usable
 from analysis.knee import Level, capacity, crossing
 from analysis.repeatability import repeatability
+from analysis.row_checks import Checked, check_rows
+from analysis.run_files import Gauge, ServerGauge, read_gauge, read_run_info, read_server_gauge, read_stages
 from analysis.stage import Context, StageResult, analyse_stage
 from analysis.stimulus import lag_limit_s
 from analysis.verdict import Facts, verdict
@@ -61,16 +64,16 @@ def analyse_run(
     if not run_dir.is_dir():
         raise load.LedgerError(f"{run_dir}: there is no such folder; give the run folder that `bench run` printed")
     path = load.requests_path(run_dir)
-    info, raw, problems = load.read_run_info(run_dir)
+    info, raw, problems = read_run_info(run_dir)
     config = _section(raw, "config")
     slo = _slo(config, slo_ttft_ms, slo_tpot_ms, slo_p95_ms, attainment_target)
     target = target_qps if target_qps is not None else _number(_section(config, "loadgen").get("target_qps"))
-    checked = load.check_rows(load.read_ledger(path))
-    stage_rows, stage_problems = load.read_stages(run_dir)
-    gauge, gauge_problems = load.read_gauge(run_dir)
+    checked = check_rows(load.read_ledger(path))
+    stage_rows, stage_problems = read_stages(run_dir)
+    gauge, gauge_problems = read_gauge(run_dir)
     problems = [*problems, *checked.problems, *stage_problems, *gauge_problems]
     stage_rows = _stage_table(stage_rows, checked, raw, problems)
-    context = _context(config, raw, slo, gauge, load.read_server_gauge(run_dir))
+    context = _context(config, raw, slo, gauge, read_server_gauge(run_dir))
     results = [analyse_stage(checked, row, context) for row in stage_rows]
     return _assemble(run_dir, info, raw, config, slo, target, checked, stage_rows, results, context, problems,
                      models)  # fmt: skip
@@ -117,7 +120,7 @@ def _slo(
 
 
 def _context(
-    config: dict[str, Any], raw: dict[str, Any], slo: Slo, gauge: load.Gauge | None, server: load.ServerGauge | None
+    config: dict[str, Any], raw: dict[str, Any], slo: Slo, gauge: Gauge | None, server: ServerGauge | None
 ) -> Context:
     scheduler, engine = _section(config, "scheduler"), _section(config, "engine")
     seqs = _number(scheduler.get("max_num_seqs"))
@@ -149,7 +152,7 @@ def _context(
 
 
 def _stage_table(
-    rows: list[StageRow], checked: load.Checked, raw: dict[str, Any], problems: list[LedgerProblem]
+    rows: list[StageRow], checked: Checked, raw: dict[str, Any], problems: list[LedgerProblem]
 ) -> list[StageRow]:
     """Stage rows to analyse: those of stages.csv, checked against the ledger, or made from the ledger."""
     ledger = checked.ledger
@@ -190,7 +193,7 @@ def _check_seeds(rows: list[StageRow], raw: dict[str, Any], problems: list[Ledge
         problems.append(LedgerProblem("LED-018", text, len(mixed)))
 
 
-def _rows_from_ledger(checked: load.Checked, present: list[tuple[int, int]]) -> list[StageRow]:
+def _rows_from_ledger(checked: Checked, present: list[tuple[int, int]]) -> list[StageRow]:
     """Stage rows from the ledger alone: the window spans the rows of phase `window`."""
     ledger = checked.ledger
     window = ledger.is_value("phase", "window")
@@ -226,7 +229,7 @@ def _rows_from_ledger(checked: load.Checked, present: list[tuple[int, int]]) -> 
 
 def _assemble(
     run_dir: Path, info: RunInfo | None, raw: dict[str, Any], config: dict[str, Any], slo: Slo, target: float | None,
-    checked: load.Checked, stage_rows: list[StageRow], results: list[StageResult], context: Context,
+    checked: Checked, stage_rows: list[StageRow], results: list[StageResult], context: Context,
     problems: list[LedgerProblem], models: bool,
 ) -> Analysis:  # fmt: skip
     stages = [r.public for r in results]
@@ -265,7 +268,7 @@ def _assemble(
 
 
 def _model(
-    checked: load.Checked, rows: list[StageRow], results: list[StageResult], config: dict[str, Any], slo: Slo
+    checked: Checked, rows: list[StageRow], results: list[StageResult], config: dict[str, Any], slo: Slo
 ) -> dict[str, Any] | None:
     """The queueing models against this run; None when no stage was measured."""
     from analysis.model import StageArrays, fit_and_predict  # heavy, and only here
@@ -379,7 +382,7 @@ def _clock_bound(raw: dict[str, Any]) -> float | None:
     return max(known) if known else None
 
 
-def _ledger_summary(checked: load.Checked, rows: list[StageRow], problems: list[LedgerProblem]) -> dict[str, Any]:
+def _ledger_summary(checked: Checked, rows: list[StageRow], problems: list[LedgerProblem]) -> dict[str, Any]:
     return {
         "rows": checked.ledger.rows,
         "planned": sum(r.planned for r in rows),
@@ -389,55 +392,6 @@ def _ledger_summary(checked: load.Checked, rows: list[StageRow], problems: list[
             {"problem_id": p.problem_id, "message": p.message, "rows": p.rows, "examples": p.examples} for p in problems
         ],
     }
-
-
-def check_csv(run_dir: Path, checked: load.Checked, rows: list[StageRow]) -> dict[str, Any]:
-    """Locust's stats table of the folder against the ledger."""
-    path = run_dir / "locust_stats.csv"
-    if not path.is_file():
-        return {"present": False, "ok": None, "note": "there is no locust_stats.csv in the folder"}
-    table = locust_csv.read_stats(path)
-    return locust_csv.compare(table, csv_figures(checked, rows))
-
-
-def csv_figures(checked: load.Checked, rows: list[StageRow]) -> list[locust_csv.LedgerFigures]:
-    """Exact figures per stage and kind of row, over all phases, as Locust counts them."""
-    ledger = checked.ledger
-    figures = []
-    for row in rows:
-        mine = (ledger["stage"] == row.stage) & (ledger["repeat"] == row.repeat)
-        ok = mine & (checked.status == load.OK)
-        total, failed = int(mine.sum()), int(mine.sum() - ok.sum())
-        # A failed request is logged with the time until it ended; one that was never sent has no time.
-        waits = ledger["done_s"][mine & ~ok] - ledger["intended_s"][mine & ~ok]
-        values = np.concatenate([ledger["e2e_s"][ok], waits])
-        figures.append(_figure(row.name, "E2E", total, failed, values))
-        for kind, column in (("TTFT", "ttft_s"), ("TPOT", "tpot_s")):
-            x = ledger[column][ok]
-            x = x[np.isfinite(x)]
-            figures.append(_figure(row.name, kind, len(x), 0, x))
-    return figures
-
-
-def _figure(name: str, kind: str, requests: int, failures: int, values: np.ndarray) -> locust_csv.LedgerFigures:
-    values = np.sort(values[np.isfinite(values)])
-    exact = {}
-    if len(values):
-        exact = {
-            c: float(values[locust_csv.locust_rank(len(values), p)]) for c, p in locust_csv.PERCENTILE_COLUMNS.items()
-        }
-    mean = float(values.mean()) if len(values) else None
-    return locust_csv.LedgerFigures(name, kind, requests, failures, mean, exact)
-
-
-def csv_only_report(run_dir: Path) -> dict[str, Any]:
-    """What Locust's CSV alone can say, for a run made by plain `locust --csv`; raises LedgerError without one."""
-    candidates = [run_dir] if run_dir.is_file() else sorted(run_dir.glob("*_stats.csv"))
-    if not candidates:
-        raise load.LedgerError(f"{run_dir}: there is neither requests.csv nor a Locust *_stats.csv in this folder")
-    table = locust_csv.read_stats(candidates[0])
-    return {"source": candidates[0].name, "loss": locust_csv.CSV_LOSS, "rows": locust_csv.csv_only(table),
-            "problems": table.problems}  # fmt: skip
 
 
 def reasons_of(found: Analysis) -> list[Reason]:

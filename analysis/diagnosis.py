@@ -10,7 +10,9 @@ import math
 import numpy as np
 
 from analysis.attainment import Slo
-from analysis.load import OK, Checked, ServerGauge
+from analysis.load import OK
+from analysis.row_checks import Checked
+from analysis.run_files import ServerGauge
 from bench.records.analysis import ErrorGroup, Reason, StageAnalysis
 
 

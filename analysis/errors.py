@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from analysis.load import OK, UNSENT, Checked, read_lines
+from analysis.load import OK, UNSENT, read_lines
+from analysis.row_checks import Checked
 from bench.records.analysis import ErrorGroup
 from bench.records.request import STATUSES
 

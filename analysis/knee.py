@@ -14,6 +14,7 @@ the flattening point are four numbers with four names.
 3. The interval redraws every rate's log quantile from its batches (Student t), finds
    the first crossing of each draw, and interpolates half of the draws along a line and
    half along a shape-preserving cubic, so that the error of interpolating shows as well.
+   A draw that crosses outside the measured rates is continued with the slope there.
 4. Never met: "below" the lowest rate. Always met: "at_least" the highest. No number
    is invented in between.
 5. Watermark = 70-80 % of the lower bound.
@@ -97,47 +98,57 @@ def crossing(levels: list[Level], target: float) -> Crossing:
 
 def first_crossing(q: np.ndarray, y: np.ndarray, *, cubic: bool) -> float:
     """The rate at which y (log score, per rate q ascending) first passes 0; an end of q when it does not."""
-    above = np.flatnonzero(y > 0)
-    if not len(above):
-        return float(q[-1])
-    k = int(above[0])
-    if k == 0:
-        return float(q[0])
-    if cubic and k >= 2:
-        left, right = _pchip_slopes(q[: k + 1], y[: k + 1])
-        return _cubic_root(float(q[k - 1]), float(q[k]), float(y[k - 1]), float(y[k]), left, right)
-    return float(q[k - 1] + (q[k] - q[k - 1]) * -y[k - 1] / (y[k] - y[k - 1]))
+    return float(np.clip(crossings(q, y[None, :], cubic=cubic)[0], q[0], q[-1]))
 
 
-def _pchip_slopes(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
-    """End slopes of the last piece of a monotone cubic through the points (Fritsch-Carlson)."""
-    h, d = np.diff(x), np.diff(y) / np.diff(x)
-    if len(h) < 2:
-        return float(d[-1]), float(d[-1])
-    if d[-1] * d[-2] <= 0:
-        left = 0.0
-    else:
-        w1, w2 = 2 * h[-1] + h[-2], h[-1] + 2 * h[-2]
-        left = float((w1 + w2) / (w1 / d[-2] + w2 / d[-1]))
-    right = float(((2 * h[-1] + h[-2]) * d[-1] - h[-1] * d[-2]) / (h[-1] + h[-2]))
-    return left, float(min(max(right, 0.0), 3 * d[-1]))
+def crossings(q: np.ndarray, y: np.ndarray, *, cubic: bool) -> np.ndarray:
+    """First crossings of many curves: q (n,) ascending, y (d, n). Outside the rates by the slope of the end piece.
+
+    A curve that falls there gives 0 (below) or twice the highest rate (above): nothing is known.
+    """
+    d, n = y.shape
+    if n == 1:
+        return np.where(y[:, 0] > 0, 0.0, 2 * q[0])
+    rise = np.diff(y, axis=1) / np.diff(q)
+    above = y > 0
+    k = np.argmax(above, axis=1)
+    inside = above.any(axis=1) & (k > 0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        under = np.where(rise[:, 0] > 0, np.maximum(q[0] - y[:, 0] / rise[:, 0], 0.0), 0.0)
+        over = np.where(rise[:, -1] > 0, np.minimum(q[-1] - y[:, -1] / rise[:, -1], 2 * q[-1]), 2 * q[-1])
+    found = np.where(above[:, 0], under, over)
+    for piece in range(1, n):
+        rows = np.flatnonzero(inside & (k == piece))
+        if not len(rows):
+            continue
+        y0, y1, h = y[rows, piece - 1], y[rows, piece], q[piece] - q[piece - 1]
+        share = -y0 / (y1 - y0)
+        if cubic and piece >= 2:
+            left, right = _end_slopes(np.diff(q[piece - 2 : piece + 1]), rise[rows, piece - 2 : piece])
+            share = _hermite_root(y0, y1, left * h, right * h)
+        found[rows] = q[piece - 1] + h * share
+    return found
 
 
-def _cubic_root(x0: float, x1: float, y0: float, y1: float, s0: float, s1: float) -> float:
-    """Where the Hermite cubic crosses 0, on a grid of 1/400 of the piece; ends when it does not."""
-    if y0 >= 0:
-        return x0
-    if y1 <= 0:
-        return x1
-    t = np.linspace(0, 1, 401)
-    h = x1 - x0
-    y = (
-        y0 * (1 + 2 * t) * (1 - t) ** 2 + s0 * h * t * (1 - t) ** 2
-        + y1 * t * t * (3 - 2 * t) + s1 * h * t * t * (t - 1)
-    )  # fmt: skip
-    k = int(np.argmax(y >= 0))
-    share = -y[k - 1] / (y[k] - y[k - 1]) if k else 0.0
-    return float(x0 + h * (k - 1 + share) / 400) if k else x0
+def _end_slopes(h: np.ndarray, rise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Slopes at both ends of the last of two pieces of a monotone cubic (Fritsch-Carlson). rise: (d, 2)."""
+    before, last = rise[:, 0], rise[:, 1]
+    w1, w2 = 2 * h[1] + h[0], h[1] + 2 * h[0]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        left = np.where(before * last > 0, (w1 + w2) / (w1 / before + w2 / last), 0.0)
+    right = ((2 * h[1] + h[0]) * last - h[1] * before) / (h[0] + h[1])
+    return np.maximum(left, 0.0), np.clip(right, 0.0, 3 * last)
+
+
+def _hermite_root(y0: np.ndarray, y1: np.ndarray, s0: np.ndarray, s1: np.ndarray) -> np.ndarray:
+    """Where cubics from y0 <= 0 to y1 > 0 on [0, 1] first pass 0, on a grid of 1/200 with a line between."""
+    t = np.linspace(0, 1, 201)[None, :]
+    y0, y1, s0, s1 = (v[:, None] for v in (y0, y1, s0, s1))
+    curve = y0 * (1 + 2 * t) * (1 - t) ** 2 + s0 * t * (1 - t) ** 2 + y1 * t * t * (3 - 2 * t) + s1 * t * t * (t - 1)
+    k = np.maximum(np.argmax(curve > 0, axis=1), 1)
+    rows = np.arange(len(k))
+    before, after = curve[rows, k - 1], curve[rows, k]
+    return (k - 1 - before / np.where(after > before, after - before, 1.0)) / 200
 
 
 def _interval(levels: list[Level], q: np.ndarray, y: np.ndarray) -> tuple[float, float]:
@@ -158,7 +169,7 @@ def _interval(levels: list[Level], q: np.ndarray, y: np.ndarray) -> tuple[float,
             continue
         sd = float(np.log(finite).std(ddof=1)) * math.sqrt(batch_correction(level.states, b) / b)
         draws[:, i] = y[i] + max(sd, MIN_SD) * rng.standard_t(b - 1, DRAWS) + load_sd * rng.standard_normal(DRAWS)
-    found = [first_crossing(q, draws[i], cubic=bool(i % 2)) for i in range(DRAWS)]
+    found = np.concatenate([crossings(q, draws[::2], cubic=False), crossings(q, draws[1::2], cubic=True)])
     low, high = np.quantile(found, [0.025, 0.975], method="inverted_cdf")
     return float(low), float(high)
 

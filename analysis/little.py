@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis.intervals import ratio_interval
-from analysis.load import Gauge, ServerGauge
+from analysis.run_files import Gauge, ServerGauge
 from bench.records.analysis import Little
 
 IDENTITY_LIMIT = 1e-9  # relative; both sides are sums of the same doubles in another order

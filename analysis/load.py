@@ -1,9 +1,8 @@
-"""The arrays of one run folder, and everything that is wrong with its files.
+"""The columns of `requests.csv` as arrays, read fast and whatever its state.
 
-Input: a run folder. Output: `Ledger` (one numpy array per column), stage rows,
-gauge samples, `run.json`, and `LedgerProblem`s with ids LED-0xx.
-Does not: compute a statistic or judge; a bad file becomes a named problem, and
-only a ledger that cannot be read at all raises `LedgerError`.
+Input: the ledger's path. Output: `Ledger` (one numpy array per column) with named
+`LedgerProblem`s (LED-0xx). Does not: judge a row (`row_checks.py` does) or compute a
+statistic; only a ledger that cannot be read at all raises `LedgerError`.
 
 1. Rows keep the order of the file; `line` is the row's line number in it.
 2. Absent is NaN (floats) or -1 (codes), never 0.
@@ -15,11 +14,10 @@ from __future__ import annotations
 import csv
 import gzip
 import io
-import json
 import zlib
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -27,7 +25,6 @@ import numpy as np
 import pandas as pd
 
 from bench.records.request import FIELD_NAMES, STATUSES, LedgerProblem
-from bench.records.stage import RunInfo, StageRow
 
 BLOCK_BYTES = 24 << 20  # large enough to amortise the parser, small enough for 800 MB in all
 READ_THREADS = 2
@@ -356,248 +353,3 @@ def read_lines(ledger: Ledger, rows: list[int]) -> dict[int, dict[str, str]]:
     except (OSError, StopIteration, IndexError):
         return found  # samples only: the file changed under us, the figures do not need it
     return found
-
-
-# ---------------------------------------------------------------- the other files
-
-
-def read_run_info(run_dir: Path) -> tuple[RunInfo | None, dict[str, Any], list[LedgerProblem]]:
-    """`run.json` as a record and as it is. A missing or damaged file is LED-019, not an exception."""
-    path = run_dir / "run.json"
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(raw, dict):
-            raise ValueError("not a JSON object")
-    except (OSError, ValueError) as exc:
-        text = f"run.json cannot be read ({type(exc).__name__}); the SLO comes from the command line or the defaults"
-        return None, {}, [LedgerProblem("LED-019", text)]
-    version = raw.get("schema_version")
-    if version != 1:
-        raise LedgerError(
-            f"{path}: schema_version is {version!r}, this version reads 1; "
-            "analyse the folder with the tool version that wrote it, or run again"
-        )
-    defaults: dict[str, Any] = {
-        "run_id": run_dir.name, "started_utc": "", "finished_utc": None, "tool_version": "", "versions": {},
-        "host": {}, "seed": 0, "schedule_hash": "", "command": [], "config": {}, "config_origin": {},
-        "loop": "open", "shape": "sweep", "workers": 1,
-    }  # fmt: skip
-    known = {f.name for f in fields(RunInfo)}
-    return RunInfo(**(defaults | {k: v for k, v in raw.items() if k in known})), raw, []
-
-
-_STAGE_TYPES: dict[str, Any] = {
-    "stage": int, "repeat": int, "seed": int, "planned": int, "workers": int, "rows": int, "offered_qps": float,
-    "start_s": float, "window_start_s": float, "window_end_s": float, "end_s": float, "drained_s": float,
-}  # fmt: skip
-
-
-def read_stages(run_dir: Path) -> tuple[list[StageRow], list[LedgerProblem]]:
-    """The rows of `stages.csv`; an unusable file is LED-014 and gives an empty list."""
-    path = run_dir / "stages.csv"
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as stream:
-            rows = [_stage_row(cells) for cells in csv.DictReader(stream)]
-    except (OSError, ValueError, KeyError, TypeError, csv.Error) as exc:
-        detail = "is missing" if isinstance(exc, FileNotFoundError) else f"cannot be used ({exc})"
-        return [], [LedgerProblem("LED-014", f"stages.csv {detail}; stages and windows are taken from the rows")]
-    if not rows:
-        return [], [LedgerProblem("LED-014", "stages.csv holds no stage; stages and windows are taken from the rows")]
-    return rows, []
-
-
-def _stage_row(cells: dict[str, str]) -> StageRow:
-    values: dict[str, Any] = {}
-    for f in fields(StageRow):
-        text = cells.get(f.name)
-        if f.name in _STAGE_TYPES:
-            if text in (None, ""):
-                if f.name != "drained_s":
-                    raise ValueError(f"column {f.name} is missing or empty")
-                values[f.name] = None
-            else:
-                values[f.name] = (
-                    int(float(text)) if _STAGE_TYPES[f.name] is int and f.name != "seed" else _STAGE_TYPES[f.name](text)
-                )
-        else:
-            values[f.name] = text or ""
-    return StageRow(**values)
-
-
-@dataclass
-class Gauge:
-    """Samples of `inflight.csv`; arrays of equal length, sorted by time within a worker."""
-
-    t_s: np.ndarray
-    worker: np.ndarray
-    in_flight: np.ndarray
-    loop_lag_s: np.ndarray
-    cpu_ratio: np.ndarray
-    rss_bytes: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.t_s)
-
-
-def read_gauge(run_dir: Path) -> tuple[Gauge | None, list[LedgerProblem]]:
-    """The samples of `inflight.csv`; an unusable file is LED-015 and gives None."""
-    frame, problem = _read_small(run_dir / "inflight.csv", ("t_s", "in_flight"))
-    if frame is None:
-        text = f"inflight.csv {problem}; Little's law has no independent count of requests in flight"
-        return None, [LedgerProblem("LED-015", text)]
-    for name, default in (("worker", 0.0), ("loop_lag_s", np.nan), ("cpu_ratio", np.nan), ("rss_bytes", np.nan)):
-        if name not in frame:
-            frame[name] = default
-    frame = frame[np.isfinite(frame["t_s"]) & np.isfinite(frame["in_flight"])].sort_values(["worker", "t_s"])
-    arrays = {f.name: frame[f.name].to_numpy(dtype=np.float64) for f in fields(Gauge)}
-    return Gauge(**arrays), []
-
-
-@dataclass
-class ServerGauge:
-    """Samples of `server_metrics.csv`: requests inside the service; NaN = not scraped."""
-
-    t_s: np.ndarray
-    running: np.ndarray
-    waiting: np.ndarray
-    kv_usage: np.ndarray
-    preemptions_total: np.ndarray
-
-
-def read_server_gauge(run_dir: Path) -> ServerGauge | None:
-    """The samples of `server_metrics.csv`, or None when the service was not scraped."""
-    frame, _ = _read_small(run_dir / "server_metrics.csv", ("t_s", "running", "waiting"))
-    if frame is None or frame.empty:
-        return None
-    for name in ("kv_usage", "preemptions_total"):
-        if name not in frame:
-            frame[name] = np.nan
-    frame = frame[np.isfinite(frame["t_s"])].sort_values("t_s")
-    return ServerGauge(**{f.name: frame[f.name].to_numpy(dtype=np.float64) for f in fields(ServerGauge)})
-
-
-def _read_small(path: Path, needed: tuple[str, ...]) -> tuple[pd.DataFrame | None, str]:
-    if not path.is_file():
-        return None, "is missing"
-    try:
-        frame = pd.read_csv(path, engine="c", on_bad_lines="skip", encoding="utf-8-sig")
-    except (OSError, ValueError) as exc:
-        return None, f"cannot be read ({type(exc).__name__})"
-    missing = [c for c in needed if c not in frame.columns]
-    if missing:
-        return None, f"has no column {', '.join(missing)}"
-    for column in frame.columns:
-        if frame[column].dtype.kind not in "fiu":
-            frame[column] = pd.to_numeric(frame[column], errors="coerce")
-    return frame, ""
-
-
-# ---------------------------------------------------------------- checks of the rows
-
-CLOCK_SLACK_S = 1e-6  # times are written with nine decimals
-
-
-@dataclass
-class Checked:
-    """The ledger after its checks: essentials present, doubled rows taken once."""
-
-    ledger: Ledger
-    status: np.ndarray  # index into STATUSES; unknown words are ERROR
-    impossible: np.ndarray  # rows whose time stamps contradict each other
-    doubled: np.ndarray  # (k, 2) stage, arrival of rows that were there twice or more
-    problems: list[LedgerProblem]
-
-
-def check_rows(ledger: Ledger) -> Checked:
-    """Named problems of the rows, and the rows that can be used."""
-    problems = list(ledger.problems)
-    bad = np.isnan(ledger["intended_s"]) | (ledger["stage"] < 0)
-    if bad.any():
-        text = f"{int(bad.sum())} rows have no stage or no intended_s; they cannot be placed and are left out"
-        problems.append(_problem("LED-007", text, ledger, bad))
-        ledger = ledger.take(~bad)
-    ledger, doubled = _drop_doubled(ledger, problems)
-    status = _statuses(ledger, problems)
-    impossible = _impossible(ledger, status, problems)
-    _check_latencies(ledger, status, problems)
-    return Checked(ledger, status, impossible, doubled, problems)
-
-
-def _problem(problem_id: str, text: str, ledger: Ledger, mask: np.ndarray) -> LedgerProblem:
-    lines = ledger.line[mask][:5]
-    return LedgerProblem(problem_id, text, int(mask.sum()), [f"line {int(n) + 1}" for n in lines])
-
-
-def _drop_doubled(ledger: Ledger, problems: list[LedgerProblem]) -> tuple[Ledger, np.ndarray]:
-    arrival = ledger["arrival"]
-    known = arrival >= 0
-    key = (ledger["stage"].astype(np.int64) << 48) + (np.maximum(ledger["repeat"], 0).astype(np.int64) << 36) + arrival
-    if not known.all():
-        key = np.where(known, key, -1 - np.arange(ledger.rows))  # rows without a number are never doubles
-    order = np.argsort(key, kind="stable")
-    again = np.zeros(ledger.rows, dtype=bool)
-    again[order[1:]] = key[order[1:]] == key[order[:-1]]
-    if not again.any():
-        return ledger, np.zeros((0, 2), dtype=np.int64)
-    text = f"{int(again.sum())} rows repeat an arrival that already has a row; the first row is used"
-    problems.append(_problem("LED-008", text, ledger, again))
-    pairs = np.stack([ledger["stage"][again], arrival[again]], axis=1)
-    return ledger.take(~again), pairs
-
-
-def _statuses(ledger: Ledger, problems: list[LedgerProblem]) -> np.ndarray:
-    names = ledger.names["status"]
-    lookup = np.array([STATUSES.index(n) if n in STATUSES else -1 for n in names] + [-1], dtype=np.int8)
-    status = lookup[ledger.codes["status"]]
-    unknown = status < 0
-    if unknown.any():
-        words = sorted({names[i] if i >= 0 else "(empty)" for i in np.unique(ledger.codes["status"][unknown])})
-        text = f"{int(unknown.sum())} rows have an unknown status ({', '.join(words)[:80]}); they count as misses"
-        problems.append(_problem("LED-006", text, ledger, unknown))
-        status[unknown] = ERROR
-    return status
-
-
-def _impossible(ledger: Ledger, status: np.ndarray, problems: list[LedgerProblem]) -> np.ndarray:
-    """Rows with sent < intended, first < sent, last < first or done < last: a clock that stepped."""
-    with np.errstate(invalid="ignore"):
-        slack = CLOCK_SLACK_S
-        c = ledger.columns
-        # A sender may be up to a millisecond early: timers of the event loop have that grain.
-        bad = c["sent_s"] < c["intended_s"] - 2e-3
-        bad |= c["first_token_s"] < c["sent_s"] - slack
-        bad |= c["last_token_s"] < c["first_token_s"] - slack
-        bad |= c["done_s"] < c["last_token_s"] - slack
-        bad |= c["done_s"] < c["sent_s"] - slack
-        for name in ("ttft_s", "tpot_s", "e2e_s", "residence_s"):
-            bad |= c[name] < -slack if name != "ttft_s" else c[name] < -2e-3
-    if bad.any():
-        text = f"{int(bad.sum())} rows have times that run backwards (a clock stepped?); they count as misses"
-        problems.append(_problem("LED-010", text, ledger, bad))
-    incomplete = (status == OK) & (np.isnan(c["first_token_s"]) | np.isnan(c["done_s"]) | np.isnan(c["sent_s"]))
-    if incomplete.any():
-        text = f"{int(incomplete.sum())} rows are ok but lack sent_s, first_token_s or done_s; they count as misses"
-        problems.append(_problem("LED-012", text, ledger, incomplete))
-    return bad
-
-
-def _check_latencies(ledger: Ledger, status: np.ndarray, problems: list[LedgerProblem]) -> None:
-    """Latency columns against the stamps they come from; a column that is not in the file is derived."""
-    c = ledger.columns
-    pairs = (
-        ("send_lag_s", "sent_s", "intended_s"), ("ttft_s", "first_token_s", "intended_s"),
-        ("residence_s", "done_s", "sent_s"), ("e2e_s", "last_token_s", "intended_s"),
-    )  # fmt: skip
-    off = np.zeros(ledger.rows, dtype=bool)
-    for name, end, start in pairs:
-        derived = c[end] - c[start]
-        if name == "e2e_s":
-            derived[status != OK] = np.nan
-        with np.errstate(invalid="ignore"):
-            off |= np.abs(derived - c[name]) > CLOCK_SLACK_S
-        gone = np.isnan(c[name]) & ~np.isnan(derived)
-        if gone.any():
-            c[name] = np.where(gone, derived, c[name])
-    if off.any():
-        text = f"{int(off.sum())} rows have a latency that is not the difference of its time stamps"
-        problems.append(_problem("LED-011", text, ledger, off))

@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from analysis.load import OK, Checked, Gauge, read_lines
+from analysis.load import OK, read_lines
 from analysis.percentiles import nearest_rank
+from analysis.row_checks import Checked
+from analysis.run_files import Gauge
 
 MAX_POINTS = 1200
 HEAT_TIMES = 80

@@ -20,8 +20,10 @@ from analysis import attainment as att
 from analysis.intervals import independent_states, mser5, quantile_interval, split
 from analysis.knee import score_quantile
 from analysis.little import in_flight_at, little
-from analysis.load import OK, TIMEOUT, UNSENT, Checked, Gauge, ServerGauge
+from analysis.load import OK, TIMEOUT, UNSENT
 from analysis.percentiles import ecdf_points, summarise
+from analysis.row_checks import Checked
+from analysis.run_files import Gauge, ServerGauge
 from analysis.stationarity import Stationarity, stationarity
 from analysis.stimulus import client_health, stimulus
 from bench.records.analysis import Little, Percentiles, Reason, StageAnalysis

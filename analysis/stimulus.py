@@ -20,8 +20,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
-from analysis.load import Gauge
 from analysis.percentiles import nearest_rank
+from analysis.run_files import Gauge
 from bench.records.analysis import Reason, Stimulus
 
 RATE_LIMIT = 0.01  # the project's promise: delivered within 1 % of the plan

@@ -67,7 +67,8 @@ def command(
 
 
 def _analyse(run: Path, as_json: bool, **overrides: Any) -> int:
-    from analysis.analyse import csv_only_report, write_analysis
+    from analysis.analyse import write_analysis
+    from analysis.csv_check import csv_only_report
     from bench.records.analysis import to_json
 
     has_ledger = any((run / name).is_file() for name in ("requests.csv", "requests.csv.gz"))

@@ -14,7 +14,8 @@ import pytest
 from click.testing import CliRunner
 
 from analysis import locust_csv
-from analysis.analyse import analyse_run, csv_only_report
+from analysis.analyse import analyse_run
+from analysis.csv_check import csv_only_report
 from bench.__main__ import main
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from analysis.knee import Level, capacity, crossing, first_crossing, flattening, score_quantile
-from analysis.load import Gauge
+from analysis.run_files import Gauge
 from analysis.stimulus import ClientHealth, client_health, dispersion, drift_z, gap_test, lag_limit_s, stimulus
 
 INF = math.inf

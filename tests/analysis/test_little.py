@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analysis.little import identity, in_flight_at, indirect_residence, little, time_mean
-from analysis.load import Gauge, ServerGauge
+from analysis.run_files import Gauge, ServerGauge
 from analysis.stationarity import mann_kendall, ols_growth, stationarity
 
 sys.path.insert(0, str(Path(__file__).parent))

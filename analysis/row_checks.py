@@ -1,0 +1,123 @@
+"""What is wrong with the rows of a ledger, by name, and the rows that can be used.
+
+Input: a `Ledger`. Output: `Checked`. Does not: read files or compute a statistic.
+
+1. A doubled arrival counts once; rows that cannot be placed are left out.
+2. An unknown status is a miss; times that contradict each other make a row a miss.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from analysis.load import ERROR, OK, Ledger
+from bench.records.request import STATUSES, LedgerProblem
+
+CLOCK_SLACK_S = 1e-6  # times are written with nine decimals
+
+
+@dataclass
+class Checked:
+    """The ledger after its checks: essentials present, doubled rows taken once."""
+
+    ledger: Ledger
+    status: np.ndarray  # index into STATUSES; unknown words are ERROR
+    impossible: np.ndarray  # rows whose time stamps contradict each other
+    doubled: np.ndarray  # (k, 2) stage, arrival of rows that were there twice or more
+    problems: list[LedgerProblem]
+
+
+def check_rows(ledger: Ledger) -> Checked:
+    """Named problems of the rows, and the rows that can be used."""
+    problems = list(ledger.problems)
+    bad = np.isnan(ledger["intended_s"]) | (ledger["stage"] < 0)
+    if bad.any():
+        text = f"{int(bad.sum())} rows have no stage or no intended_s; they cannot be placed and are left out"
+        problems.append(_problem("LED-007", text, ledger, bad))
+        ledger = ledger.take(~bad)
+    ledger, doubled = _drop_doubled(ledger, problems)
+    status = _statuses(ledger, problems)
+    impossible = _impossible(ledger, status, problems)
+    _check_latencies(ledger, status, problems)
+    return Checked(ledger, status, impossible, doubled, problems)
+
+
+def _problem(problem_id: str, text: str, ledger: Ledger, mask: np.ndarray) -> LedgerProblem:
+    lines = ledger.line[mask][:5]
+    return LedgerProblem(problem_id, text, int(mask.sum()), [f"line {int(n) + 1}" for n in lines])
+
+
+def _drop_doubled(ledger: Ledger, problems: list[LedgerProblem]) -> tuple[Ledger, np.ndarray]:
+    arrival = ledger["arrival"]
+    known = arrival >= 0
+    key = (ledger["stage"].astype(np.int64) << 48) + (np.maximum(ledger["repeat"], 0).astype(np.int64) << 36) + arrival
+    if not known.all():
+        key = np.where(known, key, -1 - np.arange(ledger.rows))  # rows without a number are never doubles
+    order = np.argsort(key, kind="stable")
+    again = np.zeros(ledger.rows, dtype=bool)
+    again[order[1:]] = key[order[1:]] == key[order[:-1]]
+    if not again.any():
+        return ledger, np.zeros((0, 2), dtype=np.int64)
+    text = f"{int(again.sum())} rows repeat an arrival that already has a row; the first row is used"
+    problems.append(_problem("LED-008", text, ledger, again))
+    pairs = np.stack([ledger["stage"][again], arrival[again]], axis=1)
+    return ledger.take(~again), pairs
+
+
+def _statuses(ledger: Ledger, problems: list[LedgerProblem]) -> np.ndarray:
+    names = ledger.names["status"]
+    lookup = np.array([STATUSES.index(n) if n in STATUSES else -1 for n in names] + [-1], dtype=np.int8)
+    status = lookup[ledger.codes["status"]]
+    unknown = status < 0
+    if unknown.any():
+        words = sorted({names[i] if i >= 0 else "(empty)" for i in np.unique(ledger.codes["status"][unknown])})
+        text = f"{int(unknown.sum())} rows have an unknown status ({', '.join(words)[:80]}); they count as misses"
+        problems.append(_problem("LED-006", text, ledger, unknown))
+        status[unknown] = ERROR
+    return status
+
+
+def _impossible(ledger: Ledger, status: np.ndarray, problems: list[LedgerProblem]) -> np.ndarray:
+    """Rows with sent < intended, first < sent, last < first or done < last: a clock that stepped."""
+    with np.errstate(invalid="ignore"):
+        slack = CLOCK_SLACK_S
+        c = ledger.columns
+        # A sender may be up to a millisecond early: timers of the event loop have that grain.
+        bad = c["sent_s"] < c["intended_s"] - 2e-3
+        bad |= c["first_token_s"] < c["sent_s"] - slack
+        bad |= c["last_token_s"] < c["first_token_s"] - slack
+        bad |= c["done_s"] < c["last_token_s"] - slack
+        bad |= c["done_s"] < c["sent_s"] - slack
+        for name in ("ttft_s", "tpot_s", "e2e_s", "residence_s"):
+            bad |= c[name] < -slack if name != "ttft_s" else c[name] < -2e-3
+    if bad.any():
+        text = f"{int(bad.sum())} rows have times that run backwards (a clock stepped?); they count as misses"
+        problems.append(_problem("LED-010", text, ledger, bad))
+    incomplete = (status == OK) & (np.isnan(c["first_token_s"]) | np.isnan(c["done_s"]) | np.isnan(c["sent_s"]))
+    if incomplete.any():
+        text = f"{int(incomplete.sum())} rows are ok but lack sent_s, first_token_s or done_s; they count as misses"
+        problems.append(_problem("LED-012", text, ledger, incomplete))
+    return bad
+
+
+def _check_latencies(ledger: Ledger, status: np.ndarray, problems: list[LedgerProblem]) -> None:
+    """Latency columns against the stamps they come from; a column that is not in the file is derived."""
+    c = ledger.columns
+    pairs = (
+        ("send_lag_s", "sent_s", "intended_s"), ("ttft_s", "first_token_s", "intended_s"),
+        ("residence_s", "done_s", "sent_s"), ("e2e_s", "last_token_s", "intended_s"),
+    )  # fmt: skip
+    off = np.zeros(ledger.rows, dtype=bool)
+    for name, end, start in pairs:
+        derived = c[end] - c[start]
+        if name == "e2e_s":
+            derived[status != OK] = np.nan
+        with np.errstate(invalid="ignore"):
+            off |= np.abs(derived - c[name]) > CLOCK_SLACK_S
+        gone = np.isnan(c[name]) & ~np.isnan(derived)
+        if gone.any():
+            c[name] = np.where(gone, derived, c[name])
+    if off.any():
+        text = f"{int(off.sum())} rows have a latency that is not the difference of its time stamps"
+        problems.append(_problem("LED-011", text, ledger, off))
