@@ -289,7 +289,7 @@ def load_table(ctx: Context) -> dict[str, Any] | None:
             [
                 f.asked(s.get("offered_qps")),
                 f.plain(s.get("load_ratio"), 3),
-                f.plain(s.get("mean_field_batch_size"), 2),
+                "–" if exists is False else f.plain(s.get("mean_field_batch_size"), 2),
                 "–" if exists is None else t("yes") if exists else t("no"),
                 f.plain(s.get("naive_pk_rho"), 2),
                 f.plain(s.get("naive_mgk_rho"), 3),
