@@ -14,14 +14,18 @@ from bench import __version__
 # name -> (module, one-line help); a module holds a click command named `command`.
 COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("bench.commands.demo", "The main job against the embedded engine, ending in a report."),
+    "init": ("bench.commands.init", "Write a first config, .env.example and a compose file."),
     "check": ("bench.commands.check", "Preflight: is the service reachable, and if not, whose fault is it."),
     "probe": ("bench.commands.probe", "Send one streamed request and print what was recorded of it."),
     "validate": ("bench.commands.validate", "Dry run of a config: problems, resolved values, what to expect."),
     "run": ("bench.commands.run", "Preflight, sweep, drain, analyse, report."),
     "analyse": ("bench.commands.analyse", "Write analysis.json again from any run folder."),
     "report": ("bench.commands.report", "Write report.html again from any run folder."),
+    "compare": ("bench.commands.compare", "A run against a baseline: worse, better, or no clear change."),
     "simulate": ("bench.commands.simulate", "The same sweep in virtual time."),
+    "calibrate": ("bench.commands.calibrate", "Fit an engine profile from a measured run."),
     "serve-engine": ("bench.commands.serve_engine", "Start the embedded engine and leave it running."),
+    "completion": ("bench.commands.completion", "Print the completion script of bash, zsh or fish."),
 }
 
 

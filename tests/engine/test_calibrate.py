@@ -1,0 +1,57 @@
+"""`bench calibrate`: the profile that made a run comes back from that run's rows."""
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from bench.commands.calibrate import command
+from bench.commands.simulate import command as simulate
+from engine.calibrate import profile_from_fit
+from engine.profiles import PROFILES, load_profile
+
+SETTINGS = {
+    "scheduler": {"policy": "fcfs", "batch_size_cap": 32}, "admission": {"reject_on_budget_exceed": False},
+    "sweep": {"qps": [5.0, 10.0], "warmup_sec": 5.0}, "loadgen": {"duration_sec": 100.0, "target_qps": 10.0},
+    "engine": {"profile": "reference-shape", "noise_cv": 0.05},
+}
+
+
+def run(what, *args):
+    result = CliRunner().invoke(what, [str(a) for a in args])
+    return result.exit_code, result.output
+
+
+def test_the_truth_comes_back(tmp_path: Path):
+    config, folder, out = tmp_path / "c.json", tmp_path / "run", tmp_path / "mine.json"
+    config.write_text(json.dumps(SETTINGS), encoding="utf-8")
+    assert run(simulate, "-c", config, "--run-dir", folder, "--no-report", "--quiet")[0] == 0
+    code, said = run(command, folder, "--output", out)
+    assert code == 0, said
+    profile, truth = load_profile(str(out)), PROFILES["reference-shape"]
+    # 0.6 ms, 40 us per sequence, 8 us per prompt token: within 3 % from 1,500 answers with 5 % step noise
+    assert profile.a0_s == pytest.approx(truth.a0_s, rel=0.03)
+    assert profile.b0_s == pytest.approx(truth.b0_s, rel=0.03)
+    assert profile.b0_s + profile.decode_s == pytest.approx(40e-6, rel=0.03)
+    assert profile.kind == "fitted" and "R2" in profile.source and profile.origin["kv_tokens"].startswith("guess")
+    code, said = run(command, folder, "--output", out)
+    assert code == 2 and "exists" in said and run(command, folder, "--output", out, "--force")[0] == 0
+
+
+# gamma above beta: two lines; t(T=1 decode) = alpha + beta, t(1000 prompt tokens) = alpha + delta + 1000 gamma
+def test_a_gpu_like_law_becomes_two_lines():
+    fit = {"alpha_s": 7e-3, "beta_s": 11e-6, "gamma_s": 21e-6, "kv_s": 49e-9, "prefill_s": -4e-3, "kappa_s": 0.0}
+    p = profile_from_fit(fit, PROFILES["h100-8b"], "x", "run y")
+    assert p.step_s(1, 1, 0) == pytest.approx(7e-3 + 11e-6)
+    assert p.step_s(1000) == pytest.approx(3e-3 + 21e-3)
+    assert p.step_s(32, 32, 10_000) == pytest.approx(7e-3 + 32 * 11e-6 + 0.49e-3)
+    with pytest.raises(ValueError, match="square"):
+        profile_from_fit({**fit, "kappa_s": 1e-6}, PROFILES["h100-8b"], "x", "run y")
+
+
+def test_bad_input_is_exit_2(tmp_path: Path):
+    assert run(command, tmp_path / "none", "-o", tmp_path / "x.json")[0] == 2
+    code, said = run(command, tmp_path, "-o", tmp_path / "x.txt")
+    assert code == 2 and ".json" in said
