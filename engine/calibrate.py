@@ -23,8 +23,8 @@ def profile_from_fit(fit: Mapping[str, Any], base: Profile, name: str, source: s
     """The calibrated profile. Raises ValueError when the fit holds what a profile cannot say (a term in n^2)."""
     if fit.get("kappa_s"):
         raise ValueError(
-            f"the fit has a term of {fit['kappa_s']:.3g} s in the square of the batch size, which a profile cannot hold; "
-            "calibrate from stages at lower load"
+            f"the fit has a term of {fit['kappa_s']:.3g} s in the square of the batch size, which a profile cannot "
+            "hold; calibrate from stages at lower load"
         )
     alpha, beta, gamma = float(fit["alpha_s"]), float(fit["beta_s"]), float(fit["gamma_s"])
     delta = min(0.0, float(fit.get("prefill_s") or 0.0))

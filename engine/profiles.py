@@ -8,8 +8,8 @@ Output: `Profile`, the coefficients of
 T tokens of the step, n decoding sequences, K cached tokens read (context of all scheduled sequences before the
 step), o overhead of the host. Two lines because a step costs a weight read (a0) up to about 128 tokens and is
 bound by arithmetic (b1) beyond.
-Does not: claim absolute milliseconds. The form is good to about 10 %, at worst 14 % between 128 and 512 tokens; without a
-run on a GPU the profiles claim the order of devices and the place of the knee (docs/engine.md).
+Does not: claim absolute milliseconds. The form is good to about 10 %, at worst 14 % between 128 and 512 tokens;
+without a run on a GPU the profiles claim the order of devices and the place of the knee (docs/engine.md).
 
 Source: linear parts fitted from the kernel profiles of Vidur (microsoft/vidur 7d47513, MLSys 2024); the KV term is
 bytes / (0.8 x memory bandwidth), where 0.8 is a guess; overhead 1.5 ms and KV room (0.92 of memory, less weights,
