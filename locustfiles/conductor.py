@@ -8,18 +8,23 @@ Does not: send load, parse answers, judge an SLO (that is `analysis/`).
 2. A stage ends when its time is over and nothing is in flight, or when the drain limit has passed.
 3. Every planned arrival of a started stage has one row, also when a worker was lost or the run was stopped.
 4. Locust's statistics and the ledger are compared before the run folder is closed.
+5. A worker that is silent for `LOST_S` is lost for the stage: what it has not sent by then goes to the others, and
+   rows it may still bring for these do not count. No arrival has two rows, whoever wakes up when.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import json
 import logging
+import math
 import os
 import platform
 import secrets
 import sys
 import time
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -27,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import gevent
+import numpy as np
 from gevent.event import Event
 from locust.env import Environment
 
@@ -51,6 +57,13 @@ LEAD_LOCAL_S = 0.2
 LEAD_S = 1.0  # longer than any message takes, so that no worker hears of a start in its past
 ABORT_LIMIT_S = 10.0
 POLL_S = 0.02
+# A worker speaks twice a second. Two seconds are four missed messages; Locust itself needs three to four seconds.
+LOST_S = 2.0
+# When nobody is heard the silence may be our own (Locust holds its listener for up to a second when a worker joins).
+ALL_LOST_S = 3.5
+BEAT_S = 0.5
+TAKE_LEAD_S = 0.4  # arrivals due sooner cannot reach another worker in time
+FLUSH_S = 0.5  # rows wait no longer in memory
 TELL_S = 1.0
 
 
@@ -67,6 +80,11 @@ class Stripe:
     error: str = ""
     hash: str = ""
     rows: int = 0
+    heard_s: float = 0.0  # our clock at its last message
+    sampled_s: float = 0.0  # run time of its last gauge sample
+    takes: list[np.ndarray] = field(default_factory=list)  # arrivals of lost workers that it was given
+    taken: int = 0  # how many of these it has confirmed
+    told_s: float = 0.0  # our clock at the last send of one
     info: dict[str, Any] = field(default_factory=dict)
 
 
@@ -90,6 +108,11 @@ class Conductor:
         self._run_id = ""
         self._t0_s = self._told_s = 0.0
         self._names: dict[int, str] = {}
+        self._intended_s: np.ndarray | None = None  # of the stage, from its start
+        self._start_s = math.inf  # run time of the stage's start, once it is known
+        self._beat_s = self._flush_s = 0.0
+        self._plan_text = ""
+        self._lossy: set[int] = set()  # stages that lost a worker
         self.interrupted = False
 
     # -- what others call -----------------------------------------------------------
@@ -136,11 +159,12 @@ class Conductor:
         }
 
     def on_ping(self, environment: Environment, msg: Any, **_: Any) -> None:
+        self._hear(msg)
         data = {"sent_s": msg.data["sent_s"], "master_s": now_s(), "clock_id": clock_id()}
         self.environment.runner.send_message(messages.PONG, data, client_id=msg.node_id)
 
     def on_ready(self, environment: Environment, msg: Any, **_: Any) -> None:
-        stripe = self._stripe(msg)
+        stripe = self._hear(msg)
         if stripe is not None and not stripe.ready:
             stripe.ready = True
             stripe.planned, stripe.hash, stripe.error = msg.data["planned"], msg.data["hash"], msg.data["error"]
@@ -148,31 +172,50 @@ class Conductor:
 
     def on_rows(self, environment: Environment, msg: Any, **_: Any) -> None:
         data = msg.data
+        self._hear(msg)
         if data["run_id"] != self._run_id or self.collector is None or data["stage"] not in self.collector.stages:
+            self._acknowledge(msg, data["seq"])  # of a run that is over: the worker need not keep it for us
             return
         try:
-            rows = unpack(data["data"])
+            batch = unpack(data["data"])
         except ValueError as error:
             self.collector.problem(f"stage {data['stage']} stripe {data['stripe']}: {error}")
             return
-        if self.collector.info.loop == "closed":
-            for row in rows:
-                self.collector.extend_stage(data["stage"], row.arrival)
-        self.collector.add_batch(data["stage"], data["stripe"], data["seq"], rows)
-        self.live.add_rows(data["stage"], rows)
+        if self.collector.info.loop == "closed" and batch.n:
+            self.collector.extend_stage(data["stage"], int(batch.numbers["arrival"].max()))
+        before = self.collector.stages[data["stage"]].rows
+        have = self.collector.add_batch(data["stage"], data["stripe"], data["seq"], batch)
+        self._acknowledge(msg, have)
+        if have == data["seq"] and self.collector.stages[data["stage"]].rows > before:
+            self.live.add_rows(data["stage"], batch.rows())
         stripe = self._stripe(msg)
         if stripe is not None:
-            stripe.rows += len(rows)
+            stripe.rows += batch.n
+
+    def _acknowledge(self, msg: Any, seq: int) -> None:
+        data = {key: msg.data[key] for key in ("run_id", "stage", "stripe")}
+        self.environment.runner.send_message(messages.ACK, {**data, "seq": seq}, client_id=msg.node_id)
+
+    def _hear(self, msg: Any) -> Stripe | None:
+        """A sign of life; the sender's stripe when the message is about the stage that runs."""
+        stripe = self._stripes.get(msg.node_id)
+        if stripe is not None:
+            stripe.heard_s = now_s()
+        return self._stripe(msg) if "stage" in msg.data else None
 
     def on_done(self, environment: Environment, msg: Any, **_: Any) -> None:
-        stripe = self._stripe(msg)
+        stripe = self._hear(msg)
         if stripe is not None:
             stripe.done = True
 
     def on_gauge(self, environment: Environment, msg: Any, **_: Any) -> None:
+        self._hear(msg)
         if msg.data["run_id"] != self._run_id or self.collector is None:
             return
         worker = msg.data["stripe"]
+        stripe = self._stripes.get(msg.node_id)
+        if stripe is not None and msg.data["samples"] and msg.data["samples"][-1][1] == self._stage_index():
+            stripe.sampled_s, stripe.taken = msg.data["samples"][-1][0], msg.data["takes"]
         self.live.add_gauge(worker, msg.data["samples"])
         self.collector.add_gauge(
             [
@@ -190,6 +233,9 @@ class Conductor:
         if data["run_id"] != self._run_id or self._stage is None or data["stage"] != self._stage.index:
             return None
         return self._stripes.get(msg.node_id)
+
+    def _stage_index(self) -> int:
+        return self._stage.index if self._stage is not None else -1
 
     # -- the run --------------------------------------------------------------------------
 
@@ -220,6 +266,7 @@ class Conductor:
         run_dir = Path(settings["run_dir"] or Path(os.environ.get("BENCH_RUNS") or "runs") / self._run_id)
         os.environ.pop("BENCH_RUN_ID", None)  # a second run from the web page has a name of its own
         self._names = {stage.index: stage.name for stage in plan.stages}
+        self._plan_text, self._lossy = plan.to_json(), set()
         info = RunInfo(
             run_id=self._run_id,
             started_utc=started.isoformat(timespec="seconds"),
@@ -292,6 +339,10 @@ class Conductor:
                 )
                 marks.add("schedule_differs")
         start_s = now_s() - self._t0_s + (LEAD_LOCAL_S if "local" in self._stripes else LEAD_S)
+        for stripe in self._stripes.values():
+            stripe.heard_s = now_s()
+        self._start_s = start_s
+        self._intended_s = schedule.intended_s if loop == "open" else None
         self._send_all(messages.GO, {"run_id": self._run_id, "stage": stage.index, "start_s": start_s})
         self.live.begin_stage(start_s)
         log.info("stage %s: %d arrivals, %.0f s from t=%.1f s", stage.name, planned, stage.duration_s, start_s)
@@ -336,8 +387,10 @@ class Conductor:
         """Give each worker its stripe and wait until all have it; a silent one is left out."""
         clients = self._clients()
         self._stage = stage
-        self._stripes = {client: Stripe(client, index) for index, client in enumerate(clients)}
-        text = plan.to_json()
+        now = now_s()
+        self._stripes = {client: Stripe(client, index, heard_s=now) for index, client in enumerate(clients)}
+        self._start_s = math.inf
+        text = self._plan_text
         limit = now_s() + READY_LIMIT_S
         resend = 0.0
         while not all(s.ready or s.lost for s in self._stripes.values()) and now_s() < limit and not self._abort:
@@ -365,8 +418,19 @@ class Conductor:
             "t0_s": self._t0_s,
             "clock_id": clock_id(),
             "loop": loop,
+            "run": self._for_shards() if self.distributed else {},
         }
         self.environment.runner.send_message(messages.STAGE, data, client_id=stripe.client_id)
+
+    @property
+    def distributed(self) -> bool:
+        """Whether the workers are other processes."""
+        return getattr(self.environment.runner, "clients", None) is not None
+
+    def _for_shards(self) -> dict[str, Any]:
+        """`run.json` as it is now, for the workers' own records: with it a run can be put together without us."""
+        assert self.collector is not None
+        return json.loads(json.dumps(dataclasses.asdict(self.collector.info), default=str))
 
     def _send_all(self, kind: str, data: dict[str, Any]) -> None:
         for stripe in self._stripes.values():
@@ -374,14 +438,76 @@ class Conductor:
                 self.environment.runner.send_message(kind, data, client_id=stripe.client_id)
 
     def _look_for_lost(self, marks: set[str]) -> None:
+        """See who is gone, keep the others at work, write what has come in. Called many times a second."""
         there = set(self._clients())
-        for stripe in self._stripes.values():
-            if stripe.client_id not in there and not stripe.lost and not stripe.done:
+        if self.distributed:
+            self._beat(there)
+            lost = [s for s in self._stripes.values() if not (s.lost or s.done) and self._is_lost(s, there)]
+            for stripe in lost:
                 stripe.lost = True
                 marks.add("worker_lost")
                 log.warning("worker %d was lost in stage %s", stripe.index, self._stage and self._stage.name)
+            if lost:
+                self._restripe(lost)
+            self._repeat_takes()
         if there - set(self._stripes):
             marks.add("worker_joined")
+        if now_s() - self._flush_s >= FLUSH_S and self.collector is not None:
+            self._flush_s = now_s()
+            self.collector.flush()
+
+    def _is_lost(self, stripe: Stripe, there: set[str]) -> bool:
+        if stripe.client_id not in there:
+            return True
+        if math.isinf(self._start_s):
+            return False  # while it makes its schedule a worker says nothing; `_prepare` has its own limit
+        now = now_s()
+        silent = now - stripe.heard_s
+        others = [now - s.heard_s for s in self._stripes.values() if s is not stripe and not s.lost]
+        return silent > ALL_LOST_S or (silent > LOST_S and any(quiet < 1.0 for quiet in others))
+
+    def _beat(self, there: set[str]) -> None:
+        """Tell every worker twice a second that we hear it, or that it is lost for this stage."""
+        if now_s() - self._beat_s < BEAT_S:
+            return
+        self._beat_s = now_s()
+        for stripe in self._stripes.values():
+            if stripe.client_id in there:
+                data = {"run_id": self._run_id, "stage": self._stage_index(), "lost": stripe.lost}
+                self.environment.runner.send_message(messages.BEAT, data, client_id=stripe.client_id)
+
+    def _restripe(self, lost: list[Stripe]) -> None:
+        """Give what lost workers have not sent yet to the others, in turns."""
+        assert self.collector is not None
+        workers = [s for s in self._stripes.values() if not (s.lost or s.done or s.error)]
+        if self._intended_s is None or math.isinf(self._start_s) or self._stop.is_set() or not workers:
+            return
+        stage, width = self._stage_index(), len(self._stripes)
+        soonest = now_s() - self._t0_s - self._start_s + TAKE_LEAD_S
+        left = np.concatenate([self.collector.owned(stage, s.index, width) for s in lost])
+        left = np.sort(left[self._intended_s[left] >= soonest])
+        for turn, worker in enumerate(workers):
+            part = left[turn :: len(workers)]
+            if len(part):
+                self.collector.give(stage, part, worker.index, width)
+                worker.takes.append(part)
+                self._send_take(worker, len(worker.takes))
+        log.warning("stage %d: %d arrivals that were not due go to %d workers", stage, len(left), len(workers))
+
+    def _send_take(self, worker: Stripe, number: int) -> None:
+        data = {
+            "run_id": self._run_id,
+            "stage": self._stage_index(),
+            "number": number,
+            "arrivals": zlib.compress(worker.takes[number - 1].astype("<i4").tobytes()),
+        }
+        worker.told_s = now_s()
+        self.environment.runner.send_message(messages.TAKE, data, client_id=worker.client_id)
+
+    def _repeat_takes(self) -> None:
+        for worker in self._stripes.values():
+            if worker.taken < len(worker.takes) and not worker.lost and now_s() - worker.told_s > 1.5:
+                self._send_take(worker, worker.taken + 1)
 
     def _wait_sending(self, stage: Stage, start_s: float, settings: dict[str, Any], marks: set[str]) -> None:
         end_s = start_s + stage.duration_s
@@ -432,23 +558,18 @@ class Conductor:
         assert self.collector is not None
         missing = self.collector.missing(stage.index) if loop == "open" else []
         width = max(1, len(self._stripes))
+        owner = self.collector.stages[stage.index].owner
+        last_s = {s.index: s.sampled_s for s in self._stripes.values()}
         rows = [
-            RequestRow(
-                stage=stage.index,
-                arrival=i,
-                worker=i % width,
-                repeat=stage.repeat,
-                offered_qps=stage.rate_at(float(schedule.intended_s[i])),
-                phase="warmup" if schedule.intended_s[i] < stage.warmup_s else "window",
-                tenant=label(plan.tenants, int(schedule.tenant[i])),
-                request_class=label(plan.classes, int(schedule.request_class[i])),
-                request_id=request_id(self._run_id, stage.index, i),
-                status="unsent",
-                code="CL-LOST",
-                error_kind="unsent",
-                intended_s=start_s + float(schedule.intended_s[i]),
-                input_tokens=int(schedule.input_tokens[i]),
-                max_tokens=int(schedule.max_tokens[i]),
+            lost_row(
+                plan,
+                stage,
+                schedule,
+                i,
+                run_id=self._run_id,
+                start_s=start_s,
+                worker=i % width if owner is None else int(owner[i]),
+                last_s=last_s,
             )
             for i in missing
         ]
@@ -465,6 +586,9 @@ class Conductor:
     ) -> None:
         assert self.collector is not None
         record = self.collector.stages[stage.index]
+        if "worker_lost" in marks:
+            self._lossy.add(stage.index)
+        self._start_s = math.inf
         self.collector.close_stage(
             StageRow(
                 stage=stage.index,
@@ -488,7 +612,7 @@ class Conductor:
             )
         )
         self.collector.info.worker_info = [
-            {"worker": s.index, "client_id": s.client_id, **s.info} for s in self._stripes.values()
+            {"worker": s.index, "client_id": s.client_id, "lost": s.lost, **s.info} for s in self._stripes.values()
         ]
         took = (drained_s or now_s() - self._t0_s) - start_s - stage.duration_s
         log.info("stage %s: %d rows, drained in %.1f s%s", stage.name, record.rows, took, _shown(marks))
@@ -534,7 +658,8 @@ class Conductor:
         """Wait until each worker's last statistics have come: they follow the rows on the same channel."""
         self._flushed = set()
         asked = {s.client_id for s in self._stripes.values() if not s.lost}
-        self._send_all(messages.FLUSH, {"run_id": self._run_id})
+        whole = self.collector is not None and not self.collector.failed
+        self._send_all(messages.FLUSH, {"run_id": self._run_id, "whole": whole})
         limit = now_s() + 5.0
         while not asked <= self._flushed and now_s() < limit:
             gevent.sleep(POLL_S)
@@ -547,6 +672,8 @@ class Conductor:
         for index, record in self.collector.stages.items():
             entry = self.environment.stats.entries.get((self._names[index], stats.E2E_TYPE))
             counted = entry.num_requests if entry is not None else 0
+            if index in self._lossy:
+                continue  # statistics that a lost worker had not sent yet are gone; its rows need not be
             if counted != record.rows:
                 self.collector.problem(
                     f"stage {index}: Locust counted {counted} requests, the ledger has {record.rows} rows"
@@ -577,6 +704,43 @@ class Conductor:
         if self.interrupted:
             return 130
         return 4 if self.collector.failed or self.collector.problems else 0
+
+
+def lost_row(
+    plan: Plan,
+    stage: Stage,
+    schedule: Schedule,
+    arrival: int,
+    *,
+    run_id: str,
+    start_s: float,
+    worker: int,
+    last_s: dict[int, float],
+) -> RequestRow:
+    """The row of an arrival that its worker took along; `last_s`: run time of each worker's last sign of life.
+
+    What was due before that was sent, as far as anyone knows: an `error`, its answer is unknown. The rest is `unsent`.
+    """
+    intended_s = float(schedule.intended_s[arrival])
+    sent = start_s + intended_s < last_s.get(worker, -math.inf)
+    return RequestRow(
+        stage=stage.index,
+        arrival=arrival,
+        worker=worker,
+        repeat=stage.repeat,
+        offered_qps=stage.rate_at(intended_s),
+        phase="warmup" if intended_s < stage.warmup_s else "window",
+        tenant=label(plan.tenants, int(schedule.tenant[arrival])),
+        request_class=label(plan.classes, int(schedule.request_class[arrival])),
+        request_id=request_id(run_id, stage.index, arrival),
+        status="error" if sent else "unsent",
+        code="CL-LOST",
+        error_kind="lost" if sent else "unsent",
+        intended_s=start_s + intended_s,
+        input_tokens=int(schedule.input_tokens[arrival]),
+        max_tokens=int(schedule.max_tokens[arrival]),
+        detail=f"sent by worker {worker}, which was lost before it told the outcome" if sent else "",
+    )
 
 
 def say(event: str, **data: Any) -> None:

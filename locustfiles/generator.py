@@ -8,21 +8,28 @@ Does not: parse answers, judge them, or decide when a stage begins or ends.
 2. Every arrival of the stripe ends in exactly one row.
 3. The gauge counts streams by itself; it never looks at the rows.
 4. The pacing loop never waits for an answer, a connection, or the master.
+5. A worker that has not heard its master for `LEASE_S` sends no arrival: after `LOST_S` (conductor.py) without a sign
+   of it, its arrivals are given to others, and nothing may be sent twice. So LEASE_S < LOST_S.
+6. Rows are kept on this worker's disk before they travel, and travel again until the master has them.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import gevent
+import numpy as np
 from gevent.event import Event
 from gevent.queue import Queue
 from locust.env import Environment
+from locust.runners import WorkerRunner
 
 from bench.client.chat import request_body
 from bench.client.dialing import proxy_from_env
@@ -30,6 +37,7 @@ from bench.client.endpoint import parse_base_url
 from bench.client.outcome import Outcome
 from bench.client.transport import Transport, TransportOptions
 from bench.config import Config, api_key
+from bench.records.outbox import Outbox
 from bench.records.packing import pack
 from bench.records.request import RequestRow
 from bench.workload.plan import Group, Plan, Stage
@@ -38,12 +46,17 @@ from bench.workload.schedule import Schedule, build_schedule
 from locustfiles import messages, stats
 from locustfiles.clock import ClockOffset, clock_id, now_s
 from locustfiles.pacing import Waiter
+from locustfiles.shards import ShardKeeper
 
 log = logging.getLogger("bench.generator")
 
 GAUGE_INTERVAL_S = 0.1
 FLUSH_INTERVAL_S = 0.1
-BATCH_ROWS = 500
+# Rows of a second travel together: a message costs the master 0.1 ms whatever is in it.
+SHIP_INTERVAL_S = 1.0
+BATCH_ROWS = 2000
+GAUGE_SAMPLES = 5  # in one message
+LEASE_S = 1.5
 # A worker's answer counts as read in time when the loop was free again within this.
 CPU_WINDOW_S = 1.0
 
@@ -73,7 +86,12 @@ class Job:
     closed: int = 0  # arrivals that have their row
     paced: bool = False  # the pacing loop has ended
     finished: list[tuple[int, Outcome | RequestRow]] = field(default_factory=list)
-    batches: int = 0
+    todo: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))  # arrivals to send, ascending
+    takes: int = 0  # parts of lost workers that were taken over
+    lease_s: float = math.inf  # this process's monotonic clock; no arrival is sent after it
+    ready: list[RequestRow] = field(default_factory=list)  # rows that wait for their batch
+    shipped_s: float = 0.0
+    outbox: Outbox = field(default_factory=Outbox)
     rows: int = 0
     done: Event = field(default_factory=Event)
 
@@ -94,6 +112,9 @@ class Generator:
         self._closed: Job | None = None  # the stage whose turns closed-loop users take
         self._cpu = (time.process_time(), now_s())
         self._cpu_ratio: float | None = None
+        self._memory_s = 0.0
+        self._distributed = isinstance(environment.runner, WorkerRunner)
+        self.shards = ShardKeeper(environment) if self._distributed else None
 
     # -- messages from the master ------------------------------------------------
 
@@ -105,16 +126,69 @@ class Generator:
             messages.HALT: self.on_halt,
             messages.FLUSH: self.on_flush,
             messages.PONG: self.on_pong,
+            messages.BEAT: self.on_beat,
+            messages.TAKE: self.on_take,
+            messages.ACK: self.on_ack,
         }
 
     def on_stage(self, environment: Environment, msg: Any, **_: Any) -> None:
+        job = self.job
+        if job is not None and (job.run_id, job.stage.index) != (msg.data["run_id"], msg.data["stage"]):
+            self._abandon(job)  # this worker was lost for a while and the run went on without it
         self.jobs.put(dict(msg.data))
+
+    def _abandon(self, job: Job) -> None:
+        """Nobody waits for the rest of this stage: give up what is open, keep the rows on disk."""
+        if not job.done.is_set():
+            job.abort, job.halt_code = True, "CL-LOST"
+            job.halted.set()
+            job.alarm.wake()
+            job.go.set()
+            if self._transport is not None:
+                self._transport.cancel_all("CL-DRAIN")
+            job.done.set()
 
     def on_go(self, environment: Environment, msg: Any, **_: Any) -> None:
         job = self._current(msg.data)
         if job is not None and not job.go.is_set():
             job.start_s = msg.data["start_s"]
+            self._renew(job)
+            if self.shards is not None:
+                self.shards.begin(job)
             job.go.set()
+
+    def _renew(self, job: Job) -> None:
+        if self._distributed:
+            job.lease_s = now_s() + LEASE_S
+
+    def on_beat(self, environment: Environment, msg: Any, **_: Any) -> None:
+        job = self._current(msg.data)
+        if job is None:
+            return
+        if not msg.data["lost"]:
+            if now_s() > job.lease_s:
+                log.warning("stage %s: the master is back; sending goes on", job.stage.name)
+            self._renew(job)
+        elif not job.halted.is_set():
+            log.warning("stage %s: the master took this worker for lost; the rest is left to others", job.stage.name)
+            job.halt_code = "CL-LOST"
+            job.halted.set()
+            job.alarm.wake()
+
+    def on_take(self, environment: Environment, msg: Any, **_: Any) -> None:
+        job = self._current(msg.data)
+        if job is None or msg.data["number"] != job.takes + 1 or job.paced:
+            return
+        more = np.frombuffer(zlib.decompress(msg.data["arrivals"]), dtype="<i4").astype(np.int64)
+        job.todo = np.union1d(job.todo, more)
+        job.takes += 1
+        log.info("stage %s: %d arrivals of a lost worker taken over", job.stage.name, len(more))
+        job.alarm.nudge()
+
+    def on_ack(self, environment: Environment, msg: Any, **_: Any) -> None:
+        job = self.job
+        if job is not None and (job.run_id, job.stage.index) == (msg.data["run_id"], msg.data["stage"]):
+            job.outbox.ack(msg.data["seq"], now_s())
 
     def on_halt(self, environment: Environment, msg: Any, **_: Any) -> None:
         job = self._current(msg.data)
@@ -134,6 +208,8 @@ class Generator:
         if send_stats is not None:  # a worker: bring its statistics to the master before the answer
             send_stats()
         self.job = None  # the run is over for this worker: no more gauge
+        if self.shards is not None:
+            self.shards.end(whole=bool(msg.data.get("whole")))
         self._send(messages.FLUSHED, {"run_id": msg.data["run_id"]})
 
     def on_pong(self, environment: Environment, msg: Any, **_: Any) -> None:
@@ -166,10 +242,18 @@ class Generator:
                 continue
             self._announce(job)
             job.go.wait()
-            if job.loop == "closed":
-                self._hold_open(job)
-            else:
-                self._pace(job)
+            if job.done.is_set():  # abandoned before it began
+                job.alarm.close()
+                continue
+            try:
+                if job.loop == "closed":
+                    self._hold_open(job)
+                else:
+                    self._pace(job)
+            except Exception:  # a fault of ours: say so in the rows, go on with the next stage
+                log.exception("stage %s: the pacing loop failed", job.stage.name)
+                for arrival in job.todo.tolist():
+                    self._refuse(job, arrival, "CL-BUG", status="error", kind="client")
             job.paced = True
             job.done.wait()
             job.alarm.close()
@@ -192,6 +276,9 @@ class Generator:
             settings=data["settings"],
             schedule=build_schedule(plan, stage),
         )
+        job.todo = job.schedule.stripe(job.stripe, job.stripes)
+        if self.shards is not None:
+            job.outbox = self.shards.outbox(data)
         self._open_transport(job.settings)
         self._open_prompts(plan)
         self._tie_clock(data["clock_id"])
@@ -253,17 +340,35 @@ class Generator:
     def _pace(self, job: Job) -> None:
         """Hand each arrival of the stripe to a greenlet of its own when it is due."""
         start_s = job.t0_s + job.start_s - self.clock.offset_s  # this process's monotonic clock
+        end_s = start_s + job.stage.duration_s
         intended = job.schedule.intended_s
         limit = job.settings["max_in_flight"]
-        for arrival in range(job.stripe, len(intended), job.stripes):
-            body = self._body(job, arrival)  # made before it is due: no work between due and sent
-            job.alarm.until(start_s + float(intended[arrival]))
+        body: bytes | None = None
+        prepared = -1
+        while True:
+            if not len(job.todo):  # until its end the stage may bring arrivals of a lost worker
+                job.alarm.until(end_s)
+                if not len(job.todo) and (job.halted.is_set() or now_s() >= end_s):
+                    return
+                continue
+            arrival = int(job.todo[0])
+            if arrival != prepared and not job.halted.is_set():
+                body = self._body(job, arrival)  # made before it is due: no work between due and sent
+                prepared = arrival
+            due_s = start_s + float(intended[arrival])
+            job.alarm.until(due_s)
+            if now_s() < due_s and not job.halted.is_set():
+                continue  # nudged: the list has changed
+            job.todo = job.todo[1:]
             if job.halted.is_set():
                 self._refuse(job, arrival, job.halt_code if not job.abort else "CL-STOP")
+            elif now_s() > job.lease_s:
+                self._refuse(job, arrival, "CL-LOST")  # the master may have given it to another worker by now
             elif job.opened - job.closed >= limit:
                 self._refuse(job, arrival, "CL-CAP")
             else:
                 job.opened += 1
+                assert body is not None
                 gevent.spawn(self._send_one, job, arrival, body)
 
     def _hold_open(self, job: Job) -> None:
@@ -321,9 +426,9 @@ class Generator:
             on_done=on_done,
         )
 
-    def _refuse(self, job: Job, arrival: int, code: str) -> None:
+    def _refuse(self, job: Job, arrival: int, code: str, *, status: str = "unsent", kind: str = "unsent") -> None:
         """The arrival is not sent; it has its row all the same."""
-        row = RequestRow(status="unsent", code=code, error_kind="unsent", **self._address(job, arrival))
+        row = RequestRow(status=status, code=code, error_kind=kind, **self._address(job, arrival))
         job.finished.append((arrival, row))
 
     def _address(self, job: Job, arrival: int) -> dict[str, Any]:
@@ -367,31 +472,35 @@ class Generator:
             rows = [self._row(job, arrival, end) for arrival, end in taken]
             for row in rows:
                 stats.fire(self.environment, job.stage.name, row)
-            job.batches += 1
             job.rows += len(rows)
-            self._send(
-                messages.ROWS,
-                {
-                    "run_id": job.run_id,
-                    "stage": job.stage.index,
-                    "stripe": job.stripe,
-                    "seq": job.batches,
-                    "rows": len(rows),
-                    "data": pack(rows),
-                },
-            )
-        if job.paced and job.opened == job.closed and not job.finished and not job.done.is_set():
+            job.ready += rows
+        ended = job.paced and job.opened == job.closed and not job.finished
+        while len(job.ready) >= BATCH_ROWS or (job.ready and (ended or now_s() - job.shipped_s >= SHIP_INTERVAL_S)):
+            batch, job.ready = job.ready[:BATCH_ROWS], job.ready[BATCH_ROWS:]
+            batch.sort(key=_arrival)
+            job.outbox.add(pack(batch))
+            job.shipped_s = now_s()
+        self._ship(job)
+        if ended and not job.ready and job.outbox.idle and not job.done.is_set():
             self._send(
                 messages.DONE,
                 {
                     "run_id": job.run_id,
                     "stage": job.stage.index,
                     "stripe": job.stripe,
-                    "batches": job.batches,
+                    "batches": job.outbox.added,
                     "rows": job.rows,
                 },
             )
             job.done.set()
+
+    def _ship(self, job: Job) -> None:
+        """Send the batches whose turn it is."""
+        for seq, data in job.outbox.due(now_s()):
+            self._send(
+                messages.ROWS,
+                {"run_id": job.run_id, "stage": job.stage.index, "stripe": job.stripe, "seq": seq, "data": data},
+            )
 
     def _row(self, job: Job, arrival: int, end: Outcome | RequestRow) -> RequestRow:
         if isinstance(end, RequestRow):
@@ -420,12 +529,21 @@ class Generator:
                     transport.in_flight,
                     max(0.0, late),
                     self._cpu_now(at),
-                    _rss_bytes() if not samples else None,
+                    _rss_bytes() if self._memory_is_due(at) else None,
                 ]
             )
-            if len(samples) >= 10:
-                self._send(messages.GAUGE, {"run_id": job.run_id, "stripe": job.stripe, "samples": samples})
+            if len(samples) >= GAUGE_SAMPLES:
+                said = {"run_id": job.run_id, "stripe": job.stripe, "samples": samples, "takes": job.takes}
+                if self.shards is not None:
+                    self.shards.gauge(job, samples)
+                self._send(messages.GAUGE, said)
                 samples = []
+
+    def _memory_is_due(self, at: float) -> bool:
+        if at - self._memory_s < CPU_WINDOW_S:
+            return False
+        self._memory_s = at
+        return True
 
     def _cpu_now(self, at: float) -> float | None:
         """CPU seconds per second of this process over the last second, known once a second."""
@@ -464,6 +582,10 @@ def is_prompt_sample(arrival: int, ratio: float) -> bool:
 
 def _address(data: dict[str, Any]) -> dict[str, Any]:
     return {"run_id": data["run_id"], "stage": data["stage"], "stripe": data["stripe"]}
+
+
+def _arrival(row: RequestRow) -> int:
+    return row.arrival
 
 
 def _one_line(error: BaseException) -> str:

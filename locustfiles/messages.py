@@ -7,19 +7,22 @@ both sides live in one process) and a distributed one are the same code.
 from __future__ import annotations
 
 # master to workers
-STAGE = "bench_stage"  # run_id, plan, stage, stripe, stripes, settings, t0_s, clock_id, loop
+STAGE = "bench_stage"  # run_id, plan, stage, stripe, stripes, settings, t0_s, clock_id, loop, run
+BEAT = "bench_beat"  # run_id, stage, lost: twice a second; a worker that hears none sends nothing more
+TAKE = "bench_take"  # run_id, stage, number, arrivals: of a lost worker, sorted int32, compressed
+ACK = "bench_ack"  # run_id, stage, stripe, seq: the master has all batches up to seq
 GO = "bench_go"  # run_id, stage, start_s
 HALT = "bench_halt"  # run_id, stage, abort, code
-FLUSH = "bench_flush"  # run_id
+FLUSH = "bench_flush"  # run_id, whole: the master has every row
 PONG = "bench_pong"  # sent_s, master_s
 
 # workers to master
 READY = "bench_ready"  # run_id, stage, stripe, planned, hash, error, offset_s, bound_s, shared
 ROWS = "bench_rows"  # run_id, stage, stripe, seq, rows, data
 DONE = "bench_done"  # run_id, stage, stripe, batches, rows
-GAUGE = "bench_gauge"  # run_id, stripe, samples
+GAUGE = "bench_gauge"  # run_id, stripe, samples, takes: also the sign of life, twice a second
 FLUSHED = "bench_flushed"  # run_id
 PING = "bench_ping"  # sent_s, clock_id
 
-TO_WORKERS = (STAGE, GO, HALT, FLUSH, PONG)
+TO_WORKERS = (STAGE, GO, HALT, FLUSH, PONG, BEAT, TAKE, ACK)
 TO_MASTER = (READY, ROWS, DONE, GAUGE, FLUSHED, PING)

@@ -53,7 +53,7 @@ class Waiter:
         if timer is not None:
             self._fd, self._settime = timer
             self._io = gevent.get_hub().loop.io(self._fd, READ)
-        self._woken = False
+        self._woken = self._nudged = False
 
     @property
     def precise(self) -> bool:
@@ -61,8 +61,8 @@ class Waiter:
         return self._fd >= 0
 
     def until(self, due_s: float) -> None:
-        """Return at `due_s` of `time.monotonic()`, or as soon as `wake` is called; at once when it has passed."""
-        while not self._woken and time.monotonic() < due_s:
+        """Return at `due_s` of `time.monotonic()`, or when `wake` or `nudge` is called; at once when it is past."""
+        while not (self._woken or self._nudged) and time.monotonic() < due_s:
             if self._fd < 0:
                 self._event.wait(due_s - time.monotonic())
                 continue
@@ -72,6 +72,16 @@ class Waiter:
                 os.read(self._fd, 8)
             except BlockingIOError:
                 continue  # set anew between the event and the read
+        self._nudged = False
+        if not self._woken:
+            self._event.clear()
+
+    def nudge(self) -> None:
+        """Let the `until` that waits return now, so that its caller can look again; later calls wait as ever."""
+        self._nudged = True
+        self._event.set()
+        if self._fd >= 0:
+            self._set(time.monotonic())
 
     def wake(self) -> None:
         """Let `until` return now, and every later call at once."""

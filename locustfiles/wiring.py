@@ -47,6 +47,7 @@ def add_options(parser: Any) -> None:
     add("--stage-duration", env_var="BENCH_STAGE_DURATION", type=float, default=0.0, help="Seconds; 0: config")
     add("--stage-repeats", env_var="BENCH_STAGE_REPEATS", type=int, default=0, help="Times each rate is run; 0: config")
     add("--plan-seed", env_var="BENCH_SEED", type=int, default=0, help="Arrivals, lengths; 0: config")
+    add("--shard-dir", env_var="BENCH_SHARD_DIR", default="", help="Workers' own records", include_in_web_ui=False)
     add("--target-model", env_var="BENCH_TARGET_MODEL", default="", help="Model id; empty: config")
     add("--slo-ttft-ms", env_var="BENCH_SLO_TTFT_MS", type=float, default=0.0, help="TTFT deadline; 0: config")
     add("--slo-tpot-ms", env_var="BENCH_SLO_TPOT_MS", type=float, default=0.0, help="TPOT deadline; 0: config")
@@ -71,8 +72,9 @@ class Wiring:
         if self.conductor is not None and environment.web_ui is not None:
             self._show_target()
             live_page.attach(environment.web_ui, self.options(), self.conductor)
-        if loop == "closed" and self.generator is not None:
-            gevent.spawn(self.generator.run)  # its users take turns; the stages need a greenlet of their own
+        if self.generator is not None:
+            # Not on a user's greenlet: Locust stops and moves users when a worker joins or is lost.
+            gevent.spawn(self.generator.run)
 
     def _show_target(self) -> None:
         """Put the config's address into the start form, where it can be changed."""

@@ -4,7 +4,7 @@ Usage, on the master or in a local run:
 
     collector = Collector(run_dir, info)
     collector.open_stage(stage=0, planned=500)
-    collector.add_batch(stage=0, stripe=0, seq=1, rows=rows)
+    collector.add_batch(stage=0, stripe=0, seq=1, batch=unpack(data))
     missing = collector.missing(stage=0)      # arrivals without a row
     collector.close_stage(stage_row)
     collector.finish()
@@ -13,17 +13,23 @@ Input: rows as they come. Output: requests.csv, stages.csv, inflight.csv,
 run.json. Does not: know Locust, send messages, or compute statistics.
 
 1. A planned arrival has one row in the ledger: a second one is counted and left out.
-2. Batches of a stripe are numbered: a gap or a repeat is noticed.
-3. A write that fails is remembered in `problems`; rows stay counted.
+2. Batches of a stripe are numbered and taken in order only: one that comes twice is left out, one that is missing is
+   asked for again, since `add_batch` answers with the last number it has.
+3. An arrival that was given to another stripe belongs to that one: a row of its former owner is left out.
+4. Rows are written when there are many, or when `flush` is called; a write that fails is remembered in `problems`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
+from bench.records.csv_lines import CHUNK_ROWS, csv_lines
 from bench.records.ledger import INFLIGHT, REQUESTS, RUN, STAGES, RowWriter, write_run
+from bench.records.packing import Batch, batch_of, join
 from bench.records.request import FIELD_NAMES, RequestRow
 from bench.records.stage import INFLIGHT_COLUMNS, STAGE_COLUMNS, InflightRow, RunInfo, StageRow
 
@@ -33,9 +39,13 @@ class StageRecord:
     """What has come in for one stage so far."""
 
     planned: int
-    seen: bytearray
+    seen: np.ndarray  # (planned,) bool
+    owner: np.ndarray | None = None  # (planned,) stripe of each arrival, once one was given away
+    closed: bool = False
     rows: int = 0
     doubled: int = 0
+    disowned: int = 0  # rows of a former owner
+    late: int = 0  # rows after the stage was closed
     next_seq: dict[int, int] = field(default_factory=dict)
     input_tokens: int = 0
     output_tokens: int = 0
@@ -53,6 +63,9 @@ class Collector:
         self.stages: dict[int, StageRecord] = {}
         self.problems: list[str] = info.problems
         self.failed = False  # a write failed: the ledger on disk is not whole
+        self.transport = {"batches": 0, "batches_twice": 0, "batches_early": 0}
+        self._pending: list[Batch] = []
+        self._pending_rows = 0
         self._requests = RowWriter(run_dir / REQUESTS, FIELD_NAMES)
         self._stages = RowWriter(run_dir / STAGES, STAGE_COLUMNS)
         self._inflight = RowWriter(run_dir / INFLIGHT, INFLIGHT_COLUMNS)
@@ -60,48 +73,112 @@ class Collector:
 
     def open_stage(self, stage: int, planned: int) -> StageRecord:
         """Expect `planned` arrivals of this stage."""
-        record = self.stages[stage] = StageRecord(planned=planned, seen=bytearray(planned))
+        record = self.stages[stage] = StageRecord(planned=planned, seen=np.zeros(planned, dtype=bool))
         return record
 
-    def add_batch(self, stage: int, stripe: int, seq: int, rows: list[RequestRow]) -> None:
-        """Take one numbered batch of a stripe."""
+    def give(self, stage: int, arrivals: np.ndarray, stripe: int, stripes: int) -> None:
+        """From now on only rows of `stripe` count for these arrivals; at first, i belongs to i modulo `stripes`."""
+        record = self.stages[stage]
+        if record.owner is None:
+            record.owner = np.arange(record.planned) % stripes
+        record.owner[arrivals] = stripe
+
+    def owned(self, stage: int, stripe: int, stripes: int) -> np.ndarray:
+        """Arrivals of this stripe that have no row yet, ascending."""
+        record = self.stages[stage]
+        owner = np.arange(record.planned) % stripes if record.owner is None else record.owner
+        return np.flatnonzero((owner == stripe) & ~record.seen[: record.planned])
+
+    def add_batch(self, stage: int, stripe: int, seq: int, batch: Batch) -> int:
+        """Take one numbered batch of a stripe; returns the number up to which there is no gap."""
         record = self.stages[stage]
         expected = record.next_seq.get(stripe, 1)
         if seq < expected:
-            self.problem(f"stage {stage} stripe {stripe}: batch {seq} came twice; its rows were left out")
-            return
+            self.transport["batches_twice"] += 1
+            return expected - 1
         if seq > expected:
-            self.problem(f"stage {stage} stripe {stripe}: batches {expected} to {seq - 1} never came")
+            self.transport["batches_early"] += 1
+            return expected - 1
         record.next_seq[stripe] = seq + 1
-        self.add_rows(stage, rows)
+        self.transport["batches"] += 1
+        self.take(stage, batch, stripe)
+        return seq
 
-    def add_rows(self, stage: int, rows: Iterable[RequestRow]) -> None:
-        """Take rows; each arrival once."""
+    def add_rows(self, stage: int, rows: Sequence[RequestRow]) -> None:
+        """Take rows that did not travel; each arrival once."""
+        self.take(stage, batch_of(rows), None)
+
+    def take(self, stage: int, batch: Batch, stripe: int | None) -> None:
+        """Take the rows of a batch that are the first of their arrival and come from its owner."""
         record = self.stages[stage]
-        fresh: list[RequestRow] = []
-        for row in rows:
-            if not 0 <= row.arrival < record.planned:
-                self.problem(f"stage {stage}: a row for arrival {row.arrival}, planned are {record.planned}")
-            elif record.seen[row.arrival]:
-                record.doubled += 1
-                self.problem(f"stage {stage}: arrival {row.arrival} has a second row; it was left out")
-            else:
-                record.seen[row.arrival] = 1
-                fresh.append(row)
-        record.rows += len(fresh)
-        for row in fresh:
-            record.statuses[row.status] = record.statuses.get(row.status, 0) + 1
-            if row.status != "unsent":
-                record.sent += 1
-                record.input_tokens += row.prompt_tokens or row.input_tokens or 0
-                record.output_tokens += row.output_tokens or 0
-        self._write(self._requests, fresh)
+        if record.closed:
+            record.late += batch.n
+            return
+        arrivals = batch.numbers["arrival"]
+        keep = (arrivals >= 0) & (arrivals < record.planned)
+        if not keep.all():
+            wrong = int(arrivals[~keep][0])
+            self.problem(f"stage {stage}: a row for arrival {wrong}, planned are {record.planned}")
+        if stripe is not None and record.owner is not None:
+            mine = np.zeros(batch.n, dtype=bool)
+            mine[keep] = record.owner[arrivals[keep]] == stripe
+            record.disowned += int((keep & ~mine).sum())
+            keep &= mine
+        again = np.zeros(batch.n, dtype=bool)
+        again[keep] = record.seen[arrivals[keep]]
+        _, first = np.unique(arrivals, return_index=True)
+        if len(first) != batch.n:
+            twice = np.ones(batch.n, dtype=bool)
+            twice[first] = False
+            again |= twice & keep
+        if again.any():
+            record.doubled += int(again.sum())
+            self.problem(f"stage {stage}: arrival {int(arrivals[again][0])} has a second row; it was left out")
+            keep &= ~again
+        fresh = batch if keep.all() else batch.take(keep)
+        if fresh.n:
+            self._count(record, fresh)
+
+    def _count(self, record: StageRecord, fresh: Batch) -> None:
+        record.seen[fresh.numbers["arrival"]] = True
+        record.rows += fresh.n
+        words, index = fresh.words["status"]
+        for word, count in zip(words, np.bincount(index, minlength=len(words)).tolist(), strict=True):
+            if count:
+                record.statuses[str(word)] = record.statuses.get(str(word), 0) + count
+        sent = np.array([word != "unsent" for word in words])[index]
+        record.sent += int(sent.sum())
+        record.output_tokens += fresh.total("output_tokens", sent)
+        record.input_tokens += fresh.total("prompt_tokens", sent)
+        counted = np.array([bool(v) for v in fresh.column("prompt_tokens")]) if "prompt_tokens" in fresh.odd else (
+            fresh.numbers["prompt_tokens"] > 0
+        )
+        record.input_tokens += fresh.total("input_tokens", sent & ~counted)
+        self._pending.append(fresh)
+        self._pending_rows += fresh.n
+        if self._pending_rows >= CHUNK_ROWS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the rows that wait."""
+        if not self._pending:
+            return
+        pending, self._pending, self._pending_rows = self._pending, [], 0
+        if self.failed:
+            return
+        batch = join(pending)
+        try:
+            self._requests.append(csv_lines(batch), batch.n)
+        except OSError as error:
+            self._fail(self._requests, error)
 
     def extend_stage(self, stage: int, arrival: int) -> None:
         """A closed loop has no plan of its length: make room for one more arrival."""
         record = self.stages[stage]
         if arrival >= record.planned:
-            record.seen.extend(bytes(arrival + 1 - record.planned))
+            more = np.zeros(max(arrival + 1, 2 * len(record.seen)), dtype=bool)
+            more[: len(record.seen)] = record.seen
+            record.seen = more
             record.planned = arrival + 1
 
     def add_gauge(self, rows: list[InflightRow]) -> None:
@@ -110,10 +187,15 @@ class Collector:
 
     def missing(self, stage: int) -> list[int]:
         """Planned arrivals of the stage that have no row yet, ascending."""
-        return [arrival for arrival, seen in enumerate(self.stages[stage].seen) if not seen]
+        record = self.stages[stage]
+        return np.flatnonzero(~record.seen[: record.planned]).tolist()
 
     def close_stage(self, row: StageRow) -> None:
-        """Write the stage's own row."""
+        """Write the stage's own row; rows that come later are counted and left out."""
+        self.flush()
+        record = self.stages.get(row.stage)
+        if record is not None:
+            record.closed = True
         self._write(self._stages, [row])
 
     def problem(self, text: str) -> None:
@@ -134,6 +216,12 @@ class Collector:
 
     def finish(self) -> None:
         """Close every file and write run.json for the last time."""
+        self.flush()
+        self.info.transport = {
+            **self.transport,
+            "rows_disowned": sum(r.disowned for r in self.stages.values()),
+            "rows_late": sum(r.late for r in self.stages.values()),
+        }
         for writer in (self._requests, self._stages, self._inflight):
             try:
                 writer.close()

@@ -59,6 +59,13 @@ class RowWriter:
         self._file.flush()
         self.rows += len(lines)
 
+    def append(self, lines: bytes, rows: int) -> None:
+        """Append lines that are CSV already (see csv_lines.py) and hand them to the operating system."""
+        self._file.flush()
+        self._file.buffer.write(lines)  # type: ignore[attr-defined]
+        self._file.flush()
+        self.rows += rows
+
     def close(self) -> None:
         """Write through to the disk and close; safe to call twice."""
         if not self._file.closed:

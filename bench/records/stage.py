@@ -98,7 +98,11 @@ STAGE_MEANING: dict[str, tuple[str, str]] = {
     "workers": ("", "workers that the arrivals were striped over"),
     "rows": ("", "rows in the ledger"),
     "schedule_hash": ("", "sha256 over all arrays of the stage's schedule"),
-    "marks": ("", "semicolon list: interrupted, drain_limit, worker_lost, worker_joined, limit, gate_abort, write_failed, not_run"),
+    "marks": (
+        "",
+        "semicolon list: interrupted, drain_limit, worker_lost, worker_joined, limit, gate_abort, write_failed, "
+        "not_run, recovered",
+    ),
 }
 INFLIGHT_MEANING: dict[str, tuple[str, str]] = {
     "t_s": ("s", "when the sample was taken"),

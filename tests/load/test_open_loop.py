@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import subprocess
-import time
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,7 @@ from bench.config import load_config
 from bench.workload.plan import build_plan
 from bench.workload.schedule import build_schedule
 
-from .conftest import Ran, clean_environment, end, locust_command, own_port
+from .conftest import Ran, own_port
 
 
 def planned(config_file: Path) -> dict[tuple[int, int], tuple[float, int, int]]:
@@ -129,39 +127,6 @@ def test_a_config_typo_stops_plain_locust_with_code_2(run_locust: Any, tmp_path:
     assert ran.code == 2
     assert "ttft_deadline_ms" in ran.err  # the nearest known key is named
     assert not ran.run_dir.exists()
-
-
-def test_a_killed_worker_leaves_rows_and_the_sweep_goes_on(engine: Any, config_file: Path, tmp_path: Path) -> None:
-    """Master and two workers as processes of their own; one is killed in the first stage."""
-    ports = own_port()
-    environment = clean_environment(BENCH_TARGET_URL=engine.base_url)
-    common = {"env": environment, "cwd": tmp_path, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
-    master = subprocess.Popen(
-        locust_command("--headless", "--master", "--expect-workers", "2", *ports, "--bench-config", str(config_file),
-                       "--run-dir", str(tmp_path / "run"), "--stage-duration", "6"),
-        stdout=subprocess.DEVNULL, **common,
-    )  # fmt: skip
-    workers = [
-        subprocess.Popen(locust_command("--worker", *ports), stdout=subprocess.DEVNULL, **common) for _ in range(2)
-    ]
-    try:
-        stages = tmp_path / "run" / "requests.csv"
-        limit = time.monotonic() + 30
-        while time.monotonic() < limit and not (stages.exists() and stages.read_text().count("\n") > 5):
-            time.sleep(0.1)
-        workers[1].kill()
-        master.wait(60)
-    finally:
-        for process in (master, *workers):
-            end(process)
-    ran = Ran(master.returncode, "", "", tmp_path / "run")
-    rows, first, second = ran.rows(), *ran.rows("stages.csv")
-    assert ran.code == 4  # the record says so itself
-    assert "worker_lost" in first["marks"] and int(first["rows"]) == int(first["planned"])
-    lost = [row for row in rows if row["code"] == "CL-LOST"]
-    assert lost and {row["status"] for row in lost} == {"unsent"} and {row["stage"] for row in lost} == {"0"}
-    assert "worker_lost" not in second["marks"] and int(second["workers"]) == 1
-    assert {row["status"] for row in rows if row["stage"] == "1"} == {"ok"}
 
 
 def test_a_closed_loop_keeps_its_concurrency(run_locust: Any) -> None:

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.records.packing import pack, unpack
+from bench.records.packing import join, pack, unpack
 from bench.records.request import COLUMNS, FIELD_NAMES, FLAGS, RequestRow
 
 number = st.one_of(st.none(), st.floats(allow_nan=False), st.just(math.inf), st.just(-0.0))
 count = st.one_of(st.none(), st.integers(0, 2**40))
-word = st.one_of(st.none(), st.text(max_size=20))
+word = st.one_of(st.none(), st.text(max_size=9))
 
 
 @st.composite
@@ -31,9 +31,19 @@ def rows(draw: st.DrawFn) -> RequestRow:
 
 
 @settings(max_examples=200, deadline=None, print_blob=True)
-@given(st.lists(rows(), max_size=20))
+@given(st.lists(rows(), max_size=9))
 def test_a_batch_comes_back_as_it_went(batch: list[RequestRow]) -> None:
-    assert unpack(pack(batch)) == batch
+    assert_same(unpack(pack(batch)).rows(), batch)
+    assert_same(join([unpack(pack(batch[:7])), unpack(pack(batch[7:]))]).rows(), batch)
+
+
+def assert_same(found: list[RequestRow], rows: list[RequestRow]) -> None:
+    assert len(found) == len(rows)
+    for row, other in zip(rows, found, strict=True):
+        for name in FIELD_NAMES:
+            value, back = getattr(row, name), getattr(other, name)
+            # the ledger keeps nine decimals; two of them are rounded where a latency is a difference
+            assert back == value or (isinstance(value, float) and abs(back - value) <= 1.6e-9), name
 
 
 def test_a_nan_is_refused_where_it_is_made() -> None:
@@ -60,8 +70,8 @@ def test_a_usual_batch_is_small() -> None:
         )
         for i in range(500)
     ]  # fmt: skip
-    # nine random float64 cannot be packed below their 9 x 6.5 bytes of entropy; the rest is nearly free
-    assert len(pack(batch)) / 500 < 100
+    # nine random numbers of nine decimals cannot be packed below their 9 x 3.8 bytes; the rest is nearly free
+    assert len(pack(batch)) / 500 < 60
 
 
 def test_every_column_has_a_unit_and_a_meaning() -> None:
