@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "analyse": ("bench.commands.analyse", "Write analysis.json again from any run folder."),
     "report": ("bench.commands.report", "Write report.html again from any run folder."),
     "compare": ("bench.commands.compare", "A run against a baseline: worse, better, or no clear change."),
+    "recover": ("bench.commands.recover", "Put a run together after its master was lost."),
     "simulate": ("bench.commands.simulate", "The same sweep in virtual time."),
     "calibrate": ("bench.commands.calibrate", "Fit an engine profile from a measured run."),
     "serve-engine": ("bench.commands.serve_engine", "Start the embedded engine and leave it running."),

@@ -25,7 +25,7 @@ import secrets
 import sys
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -39,17 +39,18 @@ from locust.env import Environment
 from bench import __version__
 from bench.config.limits import passed_limit
 from bench.records.collect import Collector
+from bench.records.lost import lost_row
 from bench.records.packing import unpack
-from bench.records.request import RequestRow
 from bench.records.stage import InflightRow, RunInfo, StageRow
 from bench.workload.plan import Plan, Stage
 from bench.workload.schedule import Schedule, build_schedule, plan_hash
 from locustfiles import messages, stats
 from locustfiles.clock import clock_id, now_s
-from locustfiles.generator import label, request_id
 from locustfiles.live import Live
 
 log = logging.getLogger("bench")
+
+NextStage = Callable[[Plan, Path], Stage | None]  # (plan so far, run folder) -> one more stage, or the end
 
 READY_LIMIT_S = 20.0  # a schedule of a million arrivals takes about 2 s to make
 RESEND_S = 1.0
@@ -112,6 +113,7 @@ class Conductor:
         self._start_s = math.inf  # run time of the stage's start, once it is known
         self._beat_s = self._flush_s = 0.0
         self._plan_text = ""
+        self._next_stage: NextStage | None = None
         self._lossy: set[int] = set()  # stages that lost a worker
         self.interrupted = False
 
@@ -122,13 +124,18 @@ class Conductor:
         """Nothing is running: no run was begun, or the last one has its whole folder."""
         return self._finished.is_set()
 
-    def begin(self, plan: Plan, *, shape: str, loop: str = "open") -> None:
-        """Start a run in a greenlet of its own. Raises RuntimeError when one is running."""
+    def begin(self, plan: Plan, *, shape: str, loop: str = "open", next_stage: NextStage | None = None) -> None:
+        """Start a run in a greenlet of its own. Raises RuntimeError when one is running.
+
+        `next_stage` is asked after the plan's last stage, when the run folder holds all rows so far: it answers one
+        more stage, which joins the plan, or None for the end.
+        """
         if not self.finished:
             raise RuntimeError("a run is in progress; stop it first")
         self._finished.clear()
         self._stop.clear()
         self._abort, self._stop_mark, self.interrupted = False, "", False
+        self._next_stage = next_stage
         self._greenlet = gevent.spawn(self._run, plan, shape, loop)
 
     def interrupt(self, mark: str = "interrupted") -> None:
@@ -292,14 +299,30 @@ class Conductor:
 
     def _walk(self, plan: Plan, settings: dict[str, Any], loop: str) -> None:
         assert self.collector is not None
-        for stage in plan.stages:
+        for so_far, stage in self._stages(plan, loop):
             if self._stop.is_set():
                 self._not_run(stage, loop)
                 continue
-            self._run_stage(plan, stage, settings, loop)
+            self._run_stage(so_far, stage, settings, loop)
             if self.collector.failed:
                 self.interrupt("write_failed")
             self._check_limits(settings)
+
+    def _stages(self, plan: Plan, loop: str) -> Iterator[tuple[Plan, Stage]]:
+        """The plan's stages, then those that `next_stage` adds to it; each with the plan that holds it."""
+        assert self.collector is not None
+        for stage in plan.stages:
+            yield plan, stage
+        while self._next_stage is not None and not self._stop.is_set():
+            added = self._next_stage(plan, self.collector.run_dir)
+            if added is None:
+                return
+            plan = dataclasses.replace(plan, stages=(*plan.stages, added))
+            self._plan_text, self.live.plan = plan.to_json(), plan
+            self._names[added.index] = added.name
+            if loop == "open":
+                self.collector.info.schedule_hash = plan_hash(plan)
+            yield plan, added
 
     def _check_limits(self, settings: dict[str, Any]) -> None:
         assert self.collector is not None
@@ -704,43 +727,6 @@ class Conductor:
         if self.interrupted:
             return 130
         return 4 if self.collector.failed or self.collector.problems else 0
-
-
-def lost_row(
-    plan: Plan,
-    stage: Stage,
-    schedule: Schedule,
-    arrival: int,
-    *,
-    run_id: str,
-    start_s: float,
-    worker: int,
-    last_s: dict[int, float],
-) -> RequestRow:
-    """The row of an arrival that its worker took along; `last_s`: run time of each worker's last sign of life.
-
-    What was due before that was sent, as far as anyone knows: an `error`, its answer is unknown. The rest is `unsent`.
-    """
-    intended_s = float(schedule.intended_s[arrival])
-    sent = start_s + intended_s < last_s.get(worker, -math.inf)
-    return RequestRow(
-        stage=stage.index,
-        arrival=arrival,
-        worker=worker,
-        repeat=stage.repeat,
-        offered_qps=stage.rate_at(intended_s),
-        phase="warmup" if intended_s < stage.warmup_s else "window",
-        tenant=label(plan.tenants, int(schedule.tenant[arrival])),
-        request_class=label(plan.classes, int(schedule.request_class[arrival])),
-        request_id=request_id(run_id, stage.index, arrival),
-        status="error" if sent else "unsent",
-        code="CL-LOST",
-        error_kind="lost" if sent else "unsent",
-        intended_s=start_s + intended_s,
-        input_tokens=int(schedule.input_tokens[arrival]),
-        max_tokens=int(schedule.max_tokens[arrival]),
-        detail=f"sent by worker {worker}, which was lost before it told the outcome" if sent else "",
-    )
 
 
 def say(event: str, **data: Any) -> None:

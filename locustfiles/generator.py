@@ -37,10 +37,11 @@ from bench.client.endpoint import parse_base_url
 from bench.client.outcome import Outcome
 from bench.client.transport import Transport, TransportOptions
 from bench.config import Config, api_key
+from bench.records.lost import label, request_id
 from bench.records.outbox import Outbox
 from bench.records.packing import pack
 from bench.records.request import RequestRow
-from bench.workload.plan import Group, Plan, Stage
+from bench.workload.plan import Plan, Stage
 from bench.workload.prompts import PromptMaker
 from bench.workload.schedule import Schedule, build_schedule
 from locustfiles import messages, stats
@@ -560,16 +561,6 @@ def process_key(settings: dict[str, Any]) -> str | None:
     """The API key of this process: from its own environment or key file, never from a message."""
     target = {"api_key_file": settings["api_key_file"]} if settings["api_key_file"] else {}
     return api_key(Config.model_validate({"target": target, "engine": {"embedded": settings["embedded"]}}))
-
-
-def label(groups: tuple[Group, ...], index: int) -> str:
-    """The name of a tenant or class; empty when the plan has none."""
-    return groups[index].name if groups else ""
-
-
-def request_id(run_id: str, stage: int, arrival: int) -> str:
-    """The `x-request-id` of one arrival."""
-    return f"{run_id}-{stage}-{arrival}"
 
 
 def is_prompt_sample(arrival: int, ratio: float) -> bool:

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 import urllib.request
 from collections import Counter
@@ -155,3 +156,34 @@ def test_a_worker_that_sleeps_sends_nothing_twice_when_it_wakes(engine: Any, cre
     # nothing was sent in a burst on waking: what came due in the sleep was refused or is another worker's
     assert max(float(r["send_lag_s"]) for r in rows if r["sent_s"]) < 1.5
     assert {int(r["worker"]) for r in ran.rows() if r["stage"] == "1"} == {0, 1}
+
+
+def test_a_run_whose_master_was_killed_is_put_together_from_the_shards(engine: Any, crew: Crew) -> None:
+    crew.start(2, "--qps-stages", "30,10", "--stage-duration", "4")
+    crew.wait_for_rows(20)
+    assert crew.master is not None
+    end(crew.master)  # SIGKILL to its whole group
+    time.sleep(3)  # the workers notice, finish what is open, and send no more
+    there = [r for r in truth_of_folder(engine, crew.run_dir) if "-0-" in r["request_id"]]
+    output = crew.folder / "recovered"
+    command = [sys.executable, "-m", "bench", "recover", str(crew.run_dir), str(crew.folder / "shards"), "-o", str(output)]
+    done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, check=False, cwd=crew.folder)
+    assert done.returncode == 0, done.stderr
+    ran = Ran(0, done.stdout, "", output)
+    rows, (first, second) = ran.rows(), ran.rows("stages.csv")
+    assert sorted(int(r["arrival"]) for r in rows) == list(range(int(first["planned"])))
+    ok = {r["request_id"] for r in rows if r["status"] == "ok"}
+    # every request that the engine answered has its row; more than the master had written before it died
+    assert {r["request_id"] for r in there if r["outcome"] == "ok" or r["done_s"]} == ok
+    assert len(ok) > sum(r["status"] == "ok" for r in Ran(0, "", "", crew.run_dir).rows())
+    assert {r["code"] for r in rows if r["status"] != "ok"} <= {"CL-LOST"}
+    assert "recovered" in first["marks"] and second["marks"] == "not_run;master_lost"
+    assert any("bench recover" in problem for problem in ran.run()["problems"])
+    done = subprocess.run(
+        [sys.executable, "-m", "bench", "analyse", str(output)], env=clean_environment(), capture_output=True, text=True, check=False
+    )
+    assert done.returncode in (4, 130) and (output / "analysis.json").exists(), done.stderr  # it says so, and does not fall over
+
+
+def truth_of_folder(engine: Any, run_dir: Path) -> list[dict[str, Any]]:
+    return truth(engine, Ran(0, "", "", run_dir))
