@@ -29,7 +29,7 @@ from locust.runners import MasterRunner, WorkerRunner
 from bench.config import Config, ConfigError, Resolved, load_config
 from bench.workload.plan import Plan, PlanError, build_plan
 from locustfiles import live_page, stats
-from locustfiles.conductor import Conductor
+from locustfiles.conductor import Conductor, NextStage
 from locustfiles.generator import Generator
 
 log = logging.getLogger("bench")
@@ -120,8 +120,11 @@ class Wiring:
             seed=options.plan_seed or None,
         )
 
-    def begin(self, shape: str) -> None:
-        """Start the run of a shape. A bad config stops Locust with exit code 2 and all problems in the log."""
+    def begin(self, shape: str, next_stage: NextStage | None = None) -> None:
+        """Start the run of a shape. A bad config stops Locust with exit code 2 and all problems in the log.
+
+        `next_stage`: see `Conductor.begin`.
+        """
         assert self.conductor is not None
         try:
             plan = self.plan(shape)
@@ -135,7 +138,7 @@ class Wiring:
             users = getattr(self.options(), "num_users", None) or 1
             stages = [replace(s, name=f"{s.index:02d} {_kind(s.name)} c{users}") for s in plan.stages]
             plan = replace(plan, stages=tuple(stages))
-        self.conductor.begin(plan, shape=shape, loop=self.loop)
+        self.conductor.begin(plan, shape=shape, loop=self.loop, next_stage=next_stage)
 
     def settings(self) -> dict[str, Any]:
         """What the conductor and the workers need of the config; holds no key."""
