@@ -41,6 +41,10 @@ FAMILIES = (
 )
 
 
+# Pages with texts of their own, which are not in the report's catalogue.
+OTHER_PAGES = ("compare", "overlay")
+
+
 def placeholders(text: str) -> list[str]:
     return sorted(re.findall(r"{(\w+)}", text))
 
@@ -48,6 +52,8 @@ def placeholders(text: str) -> list[str]:
 def used_keys() -> set[str]:
     found: set[str] = set()
     for path in [*ROOT.glob("*.py"), *ROOT.glob("templates/*.j2")]:
+        if path.name.startswith(OTHER_PAGES):
+            continue
         text = path.read_text(encoding="utf-8")
         found |= set(re.findall(r"""\b(?:t|words)\(\s*['"]([A-Za-z0-9_]+)['"]\s*[,)]""", text))
         found |= set(re.findall(r"""['"]((?:cap|note)_[a-z_]+)['"]""", text))
