@@ -28,7 +28,6 @@ from analysis.repeatability import repeatability
 from analysis.row_checks import Checked, check_rows
 from analysis.run_files import Gauge, ServerGauge, read_gauge, read_run_info, read_server_gauge, read_stages
 from analysis.stage import Context, StageResult, analyse_stage
-from analysis.stimulus import lag_limit_s
 from analysis.verdict import Facts, verdict
 from bench.records.analysis import SCHEMA_VERSION, Analysis, Capacity, Reason, StageAnalysis, to_json
 from bench.records.request import LedgerProblem
@@ -41,8 +40,10 @@ MODEL_ROWS = 60_000
 MODEL_ROWS_STAGE = 4_000
 # Loads without a single rate: the SLO is judged over the whole run.
 RUN_SHAPES = ("ramp", "spike", "replay")
-SINGLE_SHAPES = ("smoke", "single", "repeat")
+SINGLE_SHAPES = ("smoke", "single", "repeat", "hold")
 # Reasons that take the trust from every row, and so from every capacity figure.
+# A tenth of the TTFT deadline: a shift of so much can move an arrival across it only when it is that near.
+CLOCK_LIMIT = 0.1
 UNTRUSTED = {"INV-ROWS", "INV-LEDGER", "INV-CSV", "INV-SEED", "INV-OFFSET", "INV-CHANNEL"}
 VARYING_SHAPES = ("ramp", "spike")
 
@@ -239,7 +240,7 @@ def _assemble(
     found = _capacity(results, slo, model.get("lambda_max_qps") if model else None)
     target, at, notes = _where(raw, config, target, stages)
     gates = [evaluate(g, stages, found, target) for g in default_gates(slo.as_dict(), _gates(config), at)]
-    bound, limit = _clock_bound(raw), lag_limit_s(slo.ttft_deadline_s)
+    bound, limit = _clock_bound(raw), CLOCK_LIMIT * slo.ttft_deadline_s
     interrupted = bool(raw.get("interrupted")) or any("interrupted" in s.marks for s in stages)
     judged = verdict(Facts(gates, stages, problems, csv_check, errors, target, interrupted, at, bound, limit))
     judged.reasons.extend(notes)
@@ -376,9 +377,12 @@ def _capacity(results: list[StageResult], slo: Slo, lambda_max_qps: float | None
 
 
 def _clock_bound(raw: dict[str, Any]) -> float | None:
-    """Largest stated error of a worker's clock offset, seconds."""
-    bounds = [_number(w.get("bound_s")) for w in raw.get("worker_info") or [] if isinstance(w, dict)]
+    """Largest stated error of a worker's clock offset, seconds; inf when one has a clock of its own and no bound."""
+    workers = [w for w in raw.get("worker_info") or [] if isinstance(w, dict)]
+    bounds = [_number(w.get("bound_s")) for w in workers]
     known = [b for b in bounds if b is not None]
+    if any(b is None and w.get("shared") is False for b, w in zip(bounds, workers, strict=True)):
+        known.append(float("inf"))
     return max(known) if known else None
 
 

@@ -5,6 +5,7 @@ Does not: parse or compare (`locust_csv.py` does).
 """
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,11 @@ def check_csv(run_dir: Path, checked: Checked, rows: list[StageRow]) -> dict[str
     if not path.is_file():
         return {"present": False, "ok": None, "note": "there is no locust_stats.csv in the folder"}
     table = locust_csv.read_stats(path)
-    return locust_csv.compare(table, csv_figures(checked, rows))
+    # Statistics that a lost worker had not sent yet are gone, its rows need not be; such a stage is INVALID by its mark.
+    whole = [row for row in rows if "worker_lost" not in row.marks]
+    lossy = {row.name for row in rows if "worker_lost" in row.marks}
+    table = replace(table, rows=[line for line in table.rows if line.name not in lossy])
+    return locust_csv.compare(table, csv_figures(checked, whole))
 
 
 def csv_figures(checked: Checked, rows: list[StageRow]) -> list[locust_csv.LedgerFigures]:

@@ -352,9 +352,10 @@ def _recording_reasons(s: StageAnalysis, checked: Checked, window: np.ndarray) -
                                                 "streams or "
                           "descriptors: the load was no longer open", "use more workers, or raise client.max_in_flight "
                           "and `ulimit -n`", stage, cap, 0))  # fmt: skip
-    for mark in ("worker_lost", "worker_joined"):
+    for mark, event in (("worker_lost", "a worker was lost"), ("worker_joined", "a worker joined"),
+                        ("master_lost", "the master was lost")):  # fmt: skip
         if mark in s.marks:
-            out.append(Reason("INV-WORKER", "invalid", f"a worker {mark.removeprefix('worker_')} during this stage",
+            out.append(Reason("INV-WORKER", "invalid", f"{event} during this stage",
                               "run the stage again with a fixed set of workers", stage))  # fmt: skip
     for mark, text in (("schedule_differs", "workers computed different schedules"),
                        ("not_prepared", "not every worker was ready before the stage began")):  # fmt: skip

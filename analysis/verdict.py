@@ -12,6 +12,7 @@ Does not: measure. A table of reasons is in docs/verdicts.md.
 """
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -72,8 +73,9 @@ def run_reasons(facts: Facts) -> list[Reason]:
                           "requests or rows were lost on the way; look in log.txt for worker errors, run again",
                           value=float(facts.csv_check.get("mismatch_count", 0)), limit=0.0))  # fmt: skip
     if facts.clock_bound_s is not None and facts.clock_bound_s > facts.clock_limit_s:
-        out.append(Reason("INV-OFFSET", "invalid", f"the offset between worker and master clocks is known to "
-                          f"{facts.clock_bound_s * 1e3:.1f} ms only (limit {facts.clock_limit_s * 1e3:.1f} ms)",
+        known = "not known" if math.isinf(facts.clock_bound_s) else f"known to {facts.clock_bound_s * 1e3:.1f} ms only"
+        out.append(Reason("INV-OFFSET", "invalid", f"the offset between worker and master clocks is {known} "
+                          f"(limit {facts.clock_limit_s * 1e3:.1f} ms)",
                           "use a quieter network between master and workers, or one machine",
                           value=facts.clock_bound_s, limit=facts.clock_limit_s))  # fmt: skip
     return out

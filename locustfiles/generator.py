@@ -56,6 +56,7 @@ FLUSH_INTERVAL_S = 0.1
 # Rows of a second travel together: a message costs the master 0.1 ms whatever is in it.
 SHIP_INTERVAL_S = 1.0
 BATCH_ROWS = 2000
+TRIPS, TRIP_GAP_S = 8, 0.05  # round trips before each stage
 GAUGE_SAMPLES = 5  # in one message
 LEASE_S = 1.5
 # A worker's answer counts as read in time when the loop was free again within this.
@@ -71,12 +72,13 @@ class Job:
     stage: Stage
     stripe: int
     stripes: int
-    t0_s: float
+    t0_s: float  # the master's clock at the run's start
     loop: str
     settings: dict[str, Any]
     schedule: Schedule
     go: Event = field(default_factory=Event)
     start_s: float = 0.0
+    offset_s: float = 0.0  # the master's clock minus ours
     halted: Event = field(default_factory=Event)
     alarm: Waiter = field(default_factory=Waiter)
     abort: bool = False
@@ -283,6 +285,7 @@ class Generator:
         self._open_transport(job.settings)
         self._open_prompts(plan)
         self._tie_clock(data["clock_id"])
+        job.offset_s = self.clock.offset_s  # one for the whole stage: its times must not jump
         self.job = job
         return job
 
@@ -307,12 +310,13 @@ class Generator:
             self._prompts_key = plan.prompts
 
     def _tie_clock(self, master_clock_id: str) -> None:
-        if master_clock_id and master_clock_id == clock_id():
+        self.clock = ClockOffset()
+        if not self._distributed or (master_clock_id and master_clock_id == clock_id()):
             self.clock.share()
             return
-        for _ in range(8):
+        for _ in range(TRIPS):
             self._send(messages.PING, {"sent_s": now_s(), "clock_id": clock_id()})
-            gevent.sleep(0.05)
+            gevent.sleep(TRIP_GAP_S)
 
     def _announce(self, job: Job) -> None:
         planned = len(range(job.stripe, len(job.schedule.intended_s), job.stripes))
@@ -325,8 +329,9 @@ class Generator:
                 "planned": planned,
                 "hash": job.schedule.hash,
                 "error": "",
-                "offset_s": self.clock.offset_s,
-                "bound_s": self.clock.bound_s,
+                "offset_s": job.offset_s,
+                # None: no round trip came back, so nothing is known
+                "bound_s": bound if math.isfinite(bound := self.clock.bound_after(job.stage.duration_s)) else None,
                 "shared": self.clock.shared,
                 "pid": os.getpid(),
             },
@@ -336,11 +341,11 @@ class Generator:
 
     def to_run_s(self, job: Job, monotonic_s: float) -> float:
         """Seconds from the run's start, on the master's clock."""
-        return monotonic_s + self.clock.offset_s - job.t0_s
+        return monotonic_s + job.offset_s - job.t0_s
 
     def _pace(self, job: Job) -> None:
         """Hand each arrival of the stripe to a greenlet of its own when it is due."""
-        start_s = job.t0_s + job.start_s - self.clock.offset_s  # this process's monotonic clock
+        start_s = job.t0_s + job.start_s - job.offset_s  # this process's monotonic clock
         end_s = start_s + job.stage.duration_s
         intended = job.schedule.intended_s
         limit = job.settings["max_in_flight"]
@@ -374,7 +379,7 @@ class Generator:
 
     def _hold_open(self, job: Job) -> None:
         """Closed loop: let the users take turns for the length of the stage."""
-        start_s = job.t0_s + job.start_s - self.clock.offset_s
+        start_s = job.t0_s + job.start_s - job.offset_s
         gevent.sleep(max(0.0, start_s - now_s()))
         self._closed = job
         job.halted.wait(max(0.0, start_s + job.stage.duration_s - now_s()))
