@@ -90,6 +90,31 @@ def victim_score(c: Candidate, now_s: float, rule: VictimRule) -> float:
             + rule.weight_age * min(age, 100.0) * rule.prefill_s)
 
 
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """One running sequence in the choice of a victim: its score, or why it is exempt."""
+
+    index: int
+    score: float
+    exempt: str = ""
+
+
+def exemption(c: Candidate, index: int) -> str:
+    """Why a sequence may not be preempted; empty when it may."""
+    if index == 0:
+        return "first in order: it must be able to finish"
+    if c.preemptions >= MAX_PREEMPTIONS:
+        return f"preempted {c.preemptions} times, at most {MAX_PREEMPTIONS}"
+    if c.generated >= ALMOST_DONE_RATIO * c.max_tokens:
+        return f"{c.generated} of {c.max_tokens} tokens done, {ALMOST_DONE_RATIO:.0%} is enough to stay"
+    return ""
+
+
+def standings(running: Sequence[Candidate], now_s: float, rule: VictimRule) -> list[Standing]:
+    """Every running sequence with its score (seconds; the lowest gives way) and exemption, for explanations."""
+    return [Standing(i, victim_score(c, now_s, rule), exemption(c, i)) for i, c in enumerate(running)]
+
+
 def choose_victim(running: Sequence[Candidate], now_s: float, rule: VictimRule) -> int:
     """Index of the sequence that gives way. All exempt: the last one, so there always is a victim.
 

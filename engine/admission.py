@@ -8,10 +8,14 @@ Does not: hold a queue; the core does.
 """
 from __future__ import annotations
 
+from bisect import bisect_left, insort
+from collections import deque
+
 from control import admission as rules
 from engine.request import Request
 from engine.settings import EngineConfig
 
+RECENT = 256  # finished answers whose P95 stands for the next one: 13 of them lie above it
 
 class Bucket:
     """Tokens that refill at `rate_qps`, at most one second's worth (and at least one request)."""
@@ -48,11 +52,20 @@ class Door:
                         if t.quota_qps is not None}
         self.weights = sum(t.weight for t in config.tenants.values())
         self.mean_output = 0.0  # of finished requests, for promise "ewma"
+        self.relief = 1.0  # how much of the oversubscription is in force
+        self._recent: deque[int] = deque()  # output lengths of the last finished requests, for promise "p95_output"
+        self._ordered: list[int] = []
+        self.limit = 0
+        self._set_limit()
+        self.rejects = self.spec is not None and self.spec.reject
+        self.gates = self.spec is not None and not self.spec.reject  # over budget waits in the queue
+
+    def _set_limit(self) -> None:
         spec = self.spec
-        self.limit = 0 if spec is None else rules.commit_limit(config.usable_blocks, spec.kv_reserve_ratio,
-                                                               spec.oversubscribe_factor)
-        self.rejects = spec is not None and spec.reject
-        self.gates = spec is not None and not spec.reject  # over budget waits in the queue
+        if spec is not None:
+            self.limit = rules.commit_limit(self.config.usable_blocks, spec.kv_reserve_ratio,
+                                            spec.oversubscribe_factor, self.relief)
+            self.limits = rules.Budgets(self.limit, spec.max_queued_requests, spec.max_queued_tokens)
 
     def impossible(self, request: Request) -> rules.Refusal | None:
         """400 for a request that could never run."""
@@ -65,37 +78,28 @@ class Door:
         """429 for a tenant above its quota."""
         bucket = self.buckets.get(request.tenant)
         wait_s = bucket.take(now_s) if bucket is not None else 0.0
-        return rules.refuse("tenant_quota", wait_s) if wait_s > 0 else None
+        return rules.over_quota(request.tenant, bucket.rate_qps, wait_s) if bucket is not None and wait_s > 0 else None
 
     def promise(self, request: Request) -> int:
         """Blocks that the request is expected to need at its end."""
         output = request.max_tokens
-        if self.spec is not None and self.spec.promise == "ewma" and self.mean_output:
-            output = min(output, round(self.mean_output))
+        if self.spec is not None and self.spec.promise != "max_tokens":
+            p95 = rules.nearest_rank_p95(self._ordered)
+            output = rules.promised_output(self.spec.promise, request.max_tokens, self.mean_output, p95)
         return -(-(request.prompt_tokens + output) // self.config.block_size)
+
+    def asked(self, request: Request) -> rules.Asked:
+        """The facts about a request that the decision looks at."""
+        share, priority = None, 0
+        if self.weights > 0:
+            tenant = self.config.tenants.get(request.tenant)
+            share, priority = (tenant.weight / self.weights, tenant.priority) if tenant else (0.0, 0)
+        return rules.Asked(request.prompt_tokens, self.promise(request), request.ttft_deadline_s,
+                           self.by_tenant.get(request.tenant, 0), share, priority)
 
     def budgets(self, request: Request, load: rules.Load) -> rules.Refusal | None:
         """429 or 503 when a budget is exceeded and the config says to refuse then."""
-        spec = self.spec
-        if spec is None or not spec.reject:
-            return None
-        promise = self.promise(request)
-        if self.weights > 0:
-            tenant = self.config.tenants.get(request.tenant)
-            share = tenant.weight / self.weights if tenant else 0.0
-            held = self.by_tenant.get(request.tenant, 0)
-            if held and rules.over_tenant_share(held, promise, self.committed, self.limit, share):
-                return rules.refuse("tenant_share", load.service_s)
-        if spec.max_queued_requests is not None and load.waiting >= spec.max_queued_requests:
-            return rules.refuse("queue_full", load.service_s / load.active_cap)
-        if rules.over_memory(load, promise, self.limit):
-            return rules.refuse("kv_budget", load.service_s / load.active_cap)
-        deadline_s = request.ttft_deadline_s
-        if deadline_s is not None:
-            wait_s = rules.predicted_ttft_s(load, request.prompt_tokens)
-            if wait_s > deadline_s:
-                return rules.refuse("ttft_budget", wait_s - deadline_s)
-        return None
+        return rules.decide(self.asked(request), load, self.limits) if self.rejects else None
 
     def enter(self, request: Request) -> None:
         """Note the promise of an accepted request."""
@@ -109,7 +113,22 @@ class Door:
         self.by_tenant[request.tenant] -= request.promised
         request.promised = 0
 
+    def preempted(self) -> None:
+        """Memory ran out: promise less from now on."""
+        self.relief = rules.relief_after_preemption(self.relief)
+        self._set_limit()
+
     def finished(self, request: Request) -> None:
-        """Learn from a finished answer: moving mean over about 64 of them."""
+        """Learn from a finished answer: moving mean over about 64 of them, order statistics of the last RECENT."""
         gain = 1.0 / 64 if self.mean_output else 1.0
         self.mean_output += gain * (request.generated - self.mean_output)
+        if self.spec is None:
+            return
+        if self.spec.promise == "p95_output":
+            self._recent.append(request.generated)
+            insort(self._ordered, request.generated)
+            if len(self._recent) > RECENT:
+                del self._ordered[bisect_left(self._ordered, self._recent.popleft())]
+        if self.relief < 1.0:
+            self.relief = rules.relief_after_finish(self.relief)
+            self._set_limit()

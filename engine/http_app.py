@@ -42,6 +42,7 @@ REFUSALS = {
     "tenant_quota": "The tenant is above its quota",
     "tenant_share": "The tenant holds its share of a full engine",
     "queue_full": "The waiting queue is full",
+    "queue_tokens": "The prompts that wait leave no room for another of this length",
     "kv_budget": "The memory promised to accepted requests leaves no room",
     "ttft_budget": "The first token would come after its deadline",
 }
@@ -158,6 +159,8 @@ class App:
         kind = {400: "invalid_request_error", 429: "rate_limit_error"}.get(status, "service_unavailable_error")
         message = REFUSALS.get(reason, "refused by admission control").format(
             limit=self.fleet.config.max_model_len, prompt=stream.call.prompt_tokens, output=stream.max_tokens)
+        if refusal.text:
+            message += f": {refusal.text}"
         extra = f"x-request-id: {stream.request_id}\r\n"
         if refusal.retry_after_s is not None:  # whole seconds, never early
             extra += f"Retry-After: {max(1, math.ceil(refusal.retry_after_s))}\r\n"

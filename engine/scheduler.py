@@ -18,7 +18,6 @@ Source: vLLM 0.33 v1/core/sched/scheduler.py; SGLang 0.5.23; TensorRT-LLM capaci
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 
 from control.admission import Load
 from control.preemption import cheaper_mode
@@ -26,106 +25,14 @@ from engine import styles
 from engine.admission import Door
 from engine.blocks import BlockPool
 from engine.group import DecodeGroup
+from engine.journal import Journal
 from engine.policies import MlfqPolicy, SlackPolicy, make_policy
 from engine.request import ABORTED, FINISHED, REJECTED, RUNNING, SWAPPED, WAITING, Request
 from engine.settings import EngineConfig
+from engine.step import ADMIT, Admit, Counters, Reject, Snapshot, StepPlan, StepResult
 from engine.stepping import StepTimes
 
 __all__ = ["Admit", "Core", "EngineConfig", "Reject", "Request", "Snapshot", "StepPlan", "StepResult"]
-
-
-@dataclass(frozen=True, slots=True)
-class Admit:
-    """The request waits or will run."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reject:
-    """The request was refused; reasons and statuses are in control.admission.REASONS."""
-
-    reason: str
-    http_status: int
-    retry_after_s: float | None = None
-
-
-ADMIT = Admit()
-
-
-class StepPlan:
-    """One step, or `steps` equal ones in pure decode: what is computed."""
-
-    __slots__ = ("index", "decode", "prefill", "tokens", "kv_tokens", "swap_s", "preempted", "admitted", "steps",
-                 "stop", "duration_s", "grouped")
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-        self.decode: list[Request] = []  # one token each
-        self.prefill: list[tuple[Request, int]] = []  # tokens of a prompt (or of a recomputed context)
-        self.tokens = 0
-        self.kv_tokens = 0
-        self.swap_s = 0.0  # synchronous copies that the step waits for
-        self.preempted: list[Request] = []
-        self.admitted: list[Request] = []
-        self.steps = 1
-        self.stop = ""  # why admission ended: empty | full | blocked | budget | preempted | swapped
-        self.duration_s: float | None = None
-        self.grouped = False  # decode is the core's group: its counters are written when a member ends
-
-
-class StepResult:
-    """What a step emitted: `tokens` holds each request that got one (or `steps` in a stretch)."""
-
-    __slots__ = ("tokens", "finished", "preempted", "aborted", "first")
-
-    def __init__(self) -> None:
-        self.tokens: list[Request] = []
-        self.first: list[Request] = []  # subset of tokens: their first one
-        self.finished: list[Request] = []
-        self.preempted: list[Request] = []
-        self.aborted: list[Request] = []
-
-
-@dataclass(slots=True)
-class Counters:
-    """Totals since the start."""
-
-    submitted: int = 0
-    finished: int = 0
-    rejected: int = 0
-    aborted: int = 0
-    preemptions: int = 0
-    swaps: int = 0
-    prompt_tokens: int = 0  # of requests that emitted their first token
-    generated_tokens: int = 0
-    computed_tokens: int = 0
-    steps: int = 0
-    rejections: dict[str, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """State of a replica at one moment."""
-
-    running: int
-    waiting: int
-    swapped: int
-    kv_blocks_used: int
-    kv_blocks_total: int
-    backlog_tokens: int
-    committed_blocks: int
-    prefix_queries: int
-    prefix_hits: int
-    counters: Counters
-
-    @property
-    def kv_usage(self) -> float:
-        """Share of usable blocks in use."""
-        return self.kv_blocks_used / self.kv_blocks_total
-
-    @property
-    def in_flight(self) -> int:
-        """Requests inside the replica."""
-        return self.running + self.waiting + self.swapped
 
 
 class Core:
@@ -148,6 +55,7 @@ class Core:
         self.counters = Counters()
         self.dropped: list[Request] = []  # given up by the policy; the driver empties it after each plan()
         self.cap = config.active_cap
+        self.journal: Journal | None = None  # told every decision with its numbers, when somebody listens
         self.limited = config.admission is not None or bool(self.door.buckets)  # decisions depend on the moment
         self._fifo = config.policy == "fcfs"
         self._charges = config.policy == "fair"
@@ -186,7 +94,11 @@ class Core:
             refusal = door.budgets(request, self._load(now_s))
         if refusal is not None:
             self._refuse(request, refusal.reason, now_s)
-            return Reject(refusal.reason, refusal.http_status, refusal.retry_after_s)
+            if self.journal is not None:
+                self.journal.refused(self, request, refusal, now_s)
+            return Reject(refusal.reason, refusal.http_status, refusal.retry_after_s, refusal.text)
+        if self.journal is not None:
+            self.journal.accepted(self, request, self._load(now_s), now_s)
         request.state = WAITING
         self.by_id[request.request_id] = request
         self.owe(request, request.prompt_tokens)
@@ -230,6 +142,8 @@ class Core:
 
     def _leave(self, request: Request, state: str, now_s: float) -> None:
         """Forget a live request that is in no queue any more."""
+        if self.journal is not None and state != REJECTED:
+            self.journal.ended(self, request, state, now_s)
         if request.state in (RUNNING, SWAPPED):
             self.started -= request.promised
         if request.state == SWAPPED:
@@ -302,6 +216,8 @@ class Core:
             self._leave(request, REJECTED, now_s)
             self._refuse(request, "hopeless", now_s)
             self.dropped.append(request)
+            if self.journal is not None:
+                self.journal.revoked(self, request, now_s)
 
     def _give_way(self, plan: StepPlan, now_s: float) -> None:
         """mlfq: running requests that used their quantum sink, and make room for better levels that wait."""
@@ -324,7 +240,12 @@ class Core:
         mode = config.preemption_mode
         if mode == "auto":
             mode = cheaper_mode(request.computed, 0, styles.machine(config))
-        if mode == "swap" and 0 < blocks <= self.swap_free:
+        swaps = mode == "swap" and 0 < blocks <= self.swap_free
+        if self.journal is not None:
+            self.journal.preempted(self, request, index, mode, swaps, now_s)
+        if self._mlfq is None:  # mlfq preempts by choice, the others because memory ran out
+            self.door.preempted()
+        if swaps:
             request.state = SWAPPED
             request.swap_blocks = blocks
             self.swap_free -= blocks
@@ -359,6 +280,8 @@ class Core:
 
     def admit(self, request: Request, plan: StepPlan, now_s: float) -> None:
         """Note that a request joins the running ones with this step."""
+        if self.journal is not None:
+            self.journal.scheduled(self, request, now_s)
         if request.state == SWAPPED:
             self.swap_free += request.swap_blocks
             request.swap_blocks = 0
@@ -431,6 +354,8 @@ class Core:
             request.first_token_s = now_s
             self.counters.prompt_tokens += request.prompt_tokens
             result.first.append(request)
+            if self.journal is not None:
+                self.journal.first_token(self, request, now_s)
         if self._charges:
             self.policy.served(request.view, request.prompt_tokens, 1)  # type: ignore[arg-type]
         if request.generated >= request.target:

@@ -30,10 +30,11 @@ class ClassSpec:
 
 @dataclass(frozen=True, slots=True)
 class TenantSpec:
-    """Weight under contention and quota of one tenant; quota_qps None = no quota."""
+    """Weight under contention, quota (None = no quota) and priority of one tenant; control/admission.py uses them."""
 
     weight: float = 1.0
     quota_qps: float | None = None
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +44,9 @@ class AdmissionSpec:
     kv_reserve_ratio: float = 0.85
     oversubscribe_factor: float = 1.3
     reject: bool = True  # False: over budget means wait, not 429/503
-    promise: str = "max_tokens"  # or "ewma": what an answer is expected to hold
+    promise: str = "max_tokens"  # or "p95_output", "ewma": what an answer is expected to hold
     max_queued_requests: int | None = None
+    max_queued_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,11 +139,12 @@ class EngineConfig:
             watermark=getattr(engine, "watermark", 0.0), prefix_caching=engine.prefix_caching,
             hopeless=getattr(scheduler, "hopeless", "demote"),
             admission=AdmissionSpec(admission.kv_reserve_ratio, admission.oversubscribe_factor,
-                                    admission.reject_on_budget_exceed),
+                                    admission.reject_on_budget_exceed, admission.promise,
+                                    admission.max_num_queued_reqs, admission.max_num_queued_tokens),
             noise_cv=engine.noise_cv, overhead_s=None if overhead_ms is None else overhead_ms / 1e3,
             time_scale=engine.time_scale, seed=engine.seed, replicas=engine.replicas, router=engine.router,
             stream_interval=engine.stream_interval, default_class=ClassSpec(ttft_s, tpot_s), classes=classes,
-            tenants={t.name: TenantSpec(t.weight, t.quota_qps) for t in config.tenants},
+            tenants={t.name: TenantSpec(t.weight, t.quota_qps, t.priority) for t in config.tenants},
         )
 
 

@@ -22,6 +22,7 @@ from bench.records.stage import InflightRow, StageRow
 from bench.workload.plan import Plan, Stage
 from bench.workload.schedule import Schedule, build_schedule
 from engine import virtual
+from engine.journal import Entry
 from engine.request import Request, mix64, predict_tokens, sample_tokens
 from engine.rerun import Load, Rerun
 from engine.settings import EngineConfig
@@ -83,29 +84,39 @@ def simulate(plan: Plan, config: Any, *, jump: bool = True) -> list[RequestRow]:
 
 
 def simulate_stages(plan: Plan, config: Any, *, engine: EngineConfig | None = None, old: Rerun | None = None,
-                    jump: bool = True) -> Iterator[StageResult]:
+                    jump: bool = True, journal: Callable[[Entry], None] | None = None) -> Iterator[StageResult]:
     """The stages of a plan one after another.
 
-    `engine` takes the place of the config's engine settings, `old` (an old run's load) that of the schedules.
+    `engine` takes the place of the config's engine settings, `old` (an old run's load) that of the schedules;
+    `journal` gets every decision, with the ledger's request ids and times.
     """
     engine = engine or EngineConfig.from_config(config)
     start_s = 0.0
     for i, stage in enumerate(plan.stages):
         load = old.loads[i] if old is not None else None
-        result = simulate_stage(plan, stage, config, engine, start_s, load=load, jump=jump)
+        result = simulate_stage(plan, stage, config, engine, start_s, load=load, jump=jump, journal=journal)
         yield result
         start_s = result.end_s
 
 
 def simulate_stage(plan: Plan, stage: Stage, config: Any, engine: EngineConfig, start_s: float = 0.0, *,
-                   load: Load | None = None, jump: bool = True) -> StageResult:
+                   load: Load | None = None, jump: bool = True,
+                   journal: Callable[[Entry], None] | None = None) -> StageResult:
     """One stage on a cold engine, beginning at `start_s`."""
+    note = None
+    if journal is not None:
+        prefix = request_prefix(stage)
+
+        def note(entry: Entry) -> None:
+            journal({**entry, "stage": stage.index, "request_id": prefix + entry["request_id"],
+                     "at_s": start_s + entry["at_s"]})
+
     schedule = build_schedule(plan, stage) if load is None else load.schedule
     arrivals = schedule.intended_s.tolist()
     target = config.target
     cut_s = stage.duration_s + stage.drain_limit_s
     patience = Patience(target.first_token_timeout_sec, target.total_timeout_sec, cut_s)
-    out = drive(engine, arrivals, _maker(plan, schedule, config, engine, load), jump=jump, patience=patience,
+    out = drive(engine, arrivals, _maker(plan, schedule, config, engine, load), jump=jump, patience=patience, journal=note,
                 seed=mix64(engine.seed ^ mix64(stage.seed ^ mix64(stage.repeat))) >> 1)
     last_s = max(out.down_s, default=0.0)
     end_s = max(stage.duration_s, last_s)
@@ -143,6 +154,11 @@ def _maker(plan: Plan, schedule: Schedule, config: Any, engine: EngineConfig,
     return make
 
 
+def request_prefix(stage: Stage) -> str:
+    """What stands before the arrival number in the request ids of a stage."""
+    return f"sim-{stage.index}-"
+
+
 def _equal_prompts(tokens: int, size: int) -> tuple[int, ...]:
     """Block names of the one prompt of a length: equal prompts share, others do not."""
     return tuple((tokens << 32) | block for block in range(tokens // size))
@@ -154,7 +170,7 @@ def _rows(result: StageResult) -> Iterator[RequestRow]:
     steady = stage.ramp_to_qps is None and not stage.profile
     intended, inputs = schedule.intended_s.tolist(), schedule.input_tokens.tolist()
     limits, tenants, classes = schedule.max_tokens.tolist(), schedule.tenant.tolist(), schedule.request_class.tolist()
-    prefix = f"sim-{stage.index}-"
+    prefix = request_prefix(stage)
     for i, at_s in enumerate(intended):
         row = RequestRow(
             stage=stage.index, arrival=i, worker=0, repeat=stage.repeat,
@@ -182,7 +198,8 @@ def _answer(row: RequestRow, result: StageResult, i: int, at_s: float) -> None:
         row.status, row.code, row.error_kind = (
             _TOO_LONG if refusal.reason == "too_long" else _REFUSED[refusal.http_status]
         )
-        row.http_status, row.retry_after_s, row.detail = refusal.http_status, refusal.retry_after_s, refusal.reason
+        row.http_status, row.retry_after_s = refusal.http_status, refusal.retry_after_s
+        row.detail = f"{refusal.reason}: {refusal.text}" if refusal.text else refusal.reason
         return
     tokens = out.output_tokens[i]
     row.http_status = 200 if not math.isnan(first_s) or kind == virtual.OK else None

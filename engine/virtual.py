@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from engine.journal import Entry, Journal
 from engine.request import ABORTED, Request
 from engine.router import Router
 from engine.scheduler import Core, Counters, Reject, StepPlan, StepResult
@@ -237,8 +238,11 @@ def lane_seed(seed: int, replica: int) -> int:
 
 def drive(config: EngineConfig, arrivals_s: Sequence[float], make: Callable[[int], Request], *, seed: int,
           patience: Patience | None = None, jump: bool = True,
-          watch: Callable[[Lane, StepResult], None] | None = None) -> Outcomes:
+          watch: Callable[[Lane, StepResult], None] | None = None,
+          journal: Callable[[Entry], None] | None = None) -> Outcomes:
     """What becomes of arrivals at the given times (sorted); `make(i)` gives the request of arrival i.
+
+    `journal` gets every decision of every replica (engine/journal.py).
 
     Requests are made when they arrive and dropped when they end, so memory follows what is in flight.
     """
@@ -248,6 +252,9 @@ def drive(config: EngineConfig, arrivals_s: Sequence[float], make: Callable[[int
     if watch is not None:
         for lane in lanes:
             lane.watch(watch)
+    if journal is not None:
+        for replica, lane in enumerate(lanes):
+            lane.core.journal = Journal(journal, replica)
     router = Router(config, seed)
     if router.blind:
         split: list[list[int]] = [[] for _ in lanes]

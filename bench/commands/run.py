@@ -10,7 +10,7 @@ import click
 
 from bench.commands.options import load_options
 
-SHAPES = ("sweep", "repeat", "ramp", "spike", "smoke", "replay", "single")
+SHAPES = ("sweep", "repeat", "ramp", "spike", "smoke", "replay", "single", "hold")
 
 
 @click.command(
@@ -22,6 +22,8 @@ SHAPES = ("sweep", "repeat", "ramp", "spike", "smoke", "replay", "single")
       bench run --config configs/scheduler_bench.json
       bench run --config configs/demo.json --qps 10,20 --stage-duration 20
       bench run --config configs/demo.json --shape repeat --repeats 3 --processes 2
+      bench run --config configs/demo.json --baseline runs/BASE
+      bench run --config configs/demo.json --shape hold --qps 12 --stage-duration 600
     """,
 )
 @click.option(
@@ -42,12 +44,20 @@ SHAPES = ("sweep", "repeat", "ramp", "spike", "smoke", "replay", "single")
 )
 @click.option("--base-url", default="", help="Address of the service; overrides config and environment.")
 @click.option("--model", default="", help="Model id; overrides config and environment.")
+@click.option(
+    "--baseline",
+    type=click.Path(path_type=Path),
+    default=None,
+    help="Run folder to compare with; exit code 5 when something is worse.",
+)
 @click.option("--no-preflight", is_flag=True, help="Skip the check of the channel.")
-def command(config: Path, shape: str, users: int, base_url: str, model: str, no_preflight: bool, **load: Any) -> None:
+def command(config: Path, shape: str, users: int, base_url: str, model: str, baseline: Path | None,
+            no_preflight: bool, **load: Any) -> None:  # fmt: skip
     """Run one job and exit with its code."""
     from bench.commands.job import JobOptions, run_job
 
     options = JobOptions(
-        config=config, shape=shape, users=users, base_url=base_url, model=model, preflight=not no_preflight, **load
-    )
+        config=config, shape=shape, users=users, base_url=base_url, model=model, preflight=not no_preflight,
+        baseline=baseline, **load,
+    )  # fmt: skip
     sys.exit(run_job(options))

@@ -18,7 +18,7 @@ from typing import Any
 
 import click
 
-SHAPES = ("sweep", "repeat", "ramp", "spike", "smoke", "single")
+SHAPES = ("sweep", "repeat", "ramp", "spike", "smoke", "single", "hold")
 USAGE_EXIT = 2
 CHUNK_ROWS = 4096
 
@@ -65,12 +65,14 @@ CHUNK_ROWS = 4096
               help="Folder for this run; default runs/<time>-<id>.")
 @click.option("--lang", type=click.Choice(["en", "zh-CN"]), default="en", show_default=True,
               help="Language of the report.")
+@click.option("--decisions", is_flag=True,
+              help="Write decisions.ndjson too: every decision with its numbers, for `bench explain`.")
 @click.option("--no-report", is_flag=True, help="Write requests, stages and gauge only; no analysis, no report.")
 @click.option("--json", "as_json", is_flag=True, help="One line of JSON on standard output at the end.")
 @click.option("--quiet", "-q", is_flag=True, help="Only the result.")
 def command(config: Path, shape: str, qps: str, stage_duration: float, repeats: int, seed: int, sets: tuple[str, ...],
             trace: Path | None, rate_scale: float | None, old: Path | None, compare: Path | None, seeds: int,
-            run_dir: Path | None, lang: str, no_report: bool, as_json: bool, quiet: bool) -> None:
+            run_dir: Path | None, lang: str, decisions: bool, no_report: bool, as_json: bool, quiet: bool) -> None:
     """Simulate and exit with the verdict's code."""
     from bench.commands.job import JobError, JobOptions, _Console, finish_run
     from bench.config import ConfigError
@@ -87,7 +89,7 @@ def command(config: Path, shape: str, qps: str, stage_duration: float, repeats: 
         if compare is not None:
             _compare(options, overrides, compare, seeds, say)
             sys.exit(0)
-        folder = _simulate(options, overrides, old, say)
+        folder = _simulate(options, overrides, old, say, decisions=decisions)
         code = 0 if no_report else finish_run(folder, lang=lang, say=say)
     except ConfigError as error:
         say.error(str(error))
@@ -140,8 +142,11 @@ def _engine(config: Any) -> Any:
         raise JobError(str(error), USAGE_EXIT) from None
 
 
-def _simulate(options: Any, overrides: dict[str, Any], old: Path | None, say: Any) -> Path:
+def _simulate(options: Any, overrides: dict[str, Any], old: Path | None, say: Any, *, decisions: bool = False) -> Path:
     """Write the run folder; its path."""
+    from contextlib import ExitStack
+
+    from bench.commands.decisions import DECISIONS, writer
     from bench.commands.job import _make_run_dir
     from bench.config import load_config
     from engine.simulate import simulate_stages
@@ -157,7 +162,9 @@ def _simulate(options: Any, overrides: dict[str, Any], old: Path | None, say: An
         plan = rerun.plan
     folder = _make_run_dir(options)
     started = datetime.datetime.now(datetime.UTC)
-    _write(folder, simulate_stages(plan, resolved.config, engine=engine, old=rerun), say)
+    with ExitStack() as stack:
+        journal = stack.enter_context(writer(folder / DECISIONS)) if decisions else None
+        _write(folder, simulate_stages(plan, resolved.config, engine=engine, old=rerun, journal=journal), say)
     _write_info(folder, resolved, plan, engine, started, "rerun" if rerun is not None else options.shape, rerun is None)
     return folder
 

@@ -83,6 +83,15 @@ class Admission(Section):
     kv_reserve_ratio: float = _key(0.85, "share of the KV blocks that may be promised", unit="1", gt=0, le=1)
     oversubscribe_factor: float = _key(1.3, "how far promises may exceed that share", unit="1", gt=0, le=100)
     reject_on_budget_exceed: bool = _key(True, "true: answer 429/503 at once; false: queue")
+    promise: Literal["max_tokens", "p95_output", "ewma"] = _key(
+        "max_tokens", "output that admission reckons with: the limit asked for, or the P95 or mean of finished answers"
+    )
+    max_num_queued_reqs: Annotated[int, Field(ge=1, le=10**6)] | None = _key(
+        None, "requests that may wait in one replica; above it 503 (`bench plan` derives it)", unit="requests"
+    )
+    max_num_queued_tokens: Annotated[int, Field(ge=1, le=10**9)] | None = _key(
+        None, "prompt tokens that may wait in one replica; above it 503 (`bench plan` derives it)", unit="tokens"
+    )
 
 
 class Loadgen(Section):
@@ -261,6 +270,7 @@ class Tenant(Section):
     share: Share = Field(description="share of arrivals; all shares add up to 1", json_schema_extra={"unit": "1"})
     weight: float = _key(1.0, "share of the engine under contention", unit="1", gt=0, le=1e6)
     quota_qps: Qps | None = _key(None, "rate above which the engine answers 429", unit="1/s")
+    priority: int = _key(0, "above 0: may use the oversubscribed memory beyond its share", ge=-1000, le=1000)
 
 
 class Config(Section):

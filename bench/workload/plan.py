@@ -24,7 +24,7 @@ from bench.workload.arrivals import Levels, integrated_rate, rate_at
 from bench.workload.lengths import Lengths
 from bench.workload.trace import Trace, TraceError, read_trace
 
-SHAPES = ("sweep", "repeat", "ramp", "spike", "smoke", "replay", "single")
+SHAPES = ("sweep", "repeat", "ramp", "spike", "smoke", "replay", "single", "hold")
 SMOKE_QPS = 2.0  # the reference's small-scale check before a sweep
 SMOKE_S = 30.0
 SPIKE_FACTOR = 3.0  # peak over base when no rates are given
@@ -293,6 +293,9 @@ def _levels(
     if shape == "single":
         if duration_s is None and config.sweep.target_duration_sec is not None:
             length_s = config.sweep.target_duration_sec
+        return [_flat((qps or [target])[0], length_s)] * (repeats or 1)
+    if shape == "hold":
+        # One rate for as long as asked: the watermark of `bench plan`, else the target rate.
         return [_flat((qps or [target])[0], length_s)] * (repeats or 1)
     if shape == "smoke":
         return [_flat((qps or [SMOKE_QPS])[0], duration_s or SMOKE_S)]
