@@ -22,7 +22,7 @@ def check_csv(run_dir: Path, checked: Checked, rows: list[StageRow]) -> dict[str
     if not path.is_file():
         return {"present": False, "ok": None, "note": "there is no locust_stats.csv in the folder"}
     table = locust_csv.read_stats(path)
-    # Statistics that a lost worker had not sent yet are gone, its rows need not be; such a stage is INVALID by its mark.
+    # Statistics that a lost worker had not sent are gone, its rows need not be; that stage is INVALID by its mark.
     whole = [row for row in rows if "worker_lost" not in row.marks]
     lossy = {row.name for row in rows if "worker_lost" in row.marks}
     table = replace(table, rows=[line for line in table.rows if line.name not in lossy])

@@ -167,6 +167,11 @@ def batch_correction(states: float, batches: int) -> float:
     return max(1.0, v(1.0) * (batches - 1) / (v(1.0 / batches) - v(1.0)))
 
 
+def memory_factor(states: float, batches: int) -> float:
+    """Factor on a batch-means variance for data with memory: short batches, and excursions the window lacks."""
+    return batch_correction(states, batches) * (1 + EXCURSION_STATES / max(states, 1.0))
+
+
 def quantile_interval(
     values: np.ndarray, share: float = 0.95, batches: int = BATCHES, states: float | None = None
 ) -> BatchInterval | None:
@@ -193,7 +198,7 @@ def quantile_interval(
                              effective, at_most, inflation, False, tuple(per_batch.tolist()))  # fmt: skip
     stretch = 1.0
     if states is not None:
-        stretch = math.sqrt(batch_correction(states, batches) * (1 + EXCURSION_STATES / max(states, 1.0)))
+        stretch = math.sqrt(memory_factor(states, batches))
     scale = stretch * t_quantile(batches - 1) / math.sqrt(batches)
     if value > 0 and per_batch.min() > 0:
         half = scale * float(np.log(per_batch).std(ddof=1))

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.intervals import batch_correction
+from analysis.intervals import memory_factor
 from analysis.percentiles import nearest_rank
 from bench.records.analysis import Capacity
 
@@ -167,7 +167,7 @@ def _interval(levels: list[Level], q: np.ndarray, y: np.ndarray) -> tuple[float,
         if b < 2:
             draws[:, i] = y[i] + load_sd * rng.standard_normal(DRAWS)
             continue
-        sd = float(np.log(finite).std(ddof=1)) * math.sqrt(batch_correction(level.states, b) / b)
+        sd = float(np.log(finite).std(ddof=1)) * math.sqrt(memory_factor(level.states, b) / b)
         draws[:, i] = y[i] + max(sd, MIN_SD) * rng.standard_t(b - 1, DRAWS) + load_sd * rng.standard_normal(DRAWS)
     found = np.concatenate([crossings(q, draws[::2], cubic=False), crossings(q, draws[1::2], cubic=True)])
     low, high = np.quantile(found, [0.025, 0.975], method="inverted_cdf")
