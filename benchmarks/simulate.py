@@ -28,7 +28,9 @@ BASE: dict[str, Any] = {
 }
 
 
-def run(shape: str = "sweep", *, jump: bool = True, repeats: int | None = None, **keys: Any) -> tuple[int, float, float]:
+def run(
+    shape: str = "sweep", *, jump: bool = True, repeats: int | None = None, **keys: Any
+) -> tuple[int, float, float]:
     """(rows, CPU s, wall s) of one simulation."""
     config = load_config(None, env={}, overrides={**BASE, **keys}).config
     plan = build_plan(config, shape, repeats=repeats)

@@ -116,8 +116,8 @@ def simulate_stage(plan: Plan, stage: Stage, config: Any, engine: EngineConfig, 
     target = config.target
     cut_s = stage.duration_s + stage.drain_limit_s
     patience = Patience(target.first_token_timeout_sec, target.total_timeout_sec, cut_s)
-    out = drive(engine, arrivals, _maker(plan, schedule, config, engine, load), jump=jump, patience=patience, journal=note,
-                seed=mix64(engine.seed ^ mix64(stage.seed ^ mix64(stage.repeat))) >> 1)
+    out = drive(engine, arrivals, _maker(plan, schedule, config, engine, load), jump=jump, patience=patience,
+                journal=note, seed=mix64(engine.seed ^ mix64(stage.seed ^ mix64(stage.repeat))) >> 1)
     last_s = max(out.down_s, default=0.0)
     end_s = max(stage.duration_s, last_s)
     drained = not np.any(np.frombuffer(out.kind, dtype=np.uint8) == virtual.CUT) if len(arrivals) else True
