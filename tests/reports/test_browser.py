@@ -292,10 +292,10 @@ def test_print_shows_tables_and_light_colours(browser, files):
 
 
 def test_axe_finds_nothing_serious(browser, files):
-    spec = pytest.importorskip("importlib.util").find_spec("axe_playwright_python")
+    spec = pytest.importorskip("importlib.util").find_spec("axe_core_python")
     path = Path(os.environ.get("BENCH_AXE_JS") or (Path(spec.origin).parent / "axe.min.js" if spec else "axe.min.js"))
     if not path.exists():
-        pytest.skip("axe-core is not installed (PyPI: axe-playwright-python)")
+        pytest.skip("axe-core is not installed (PyPI: axe-core-python)")
     for dark in (False, True):
         device(browser, dark=dark)
         load(browser, files / "sweep.html")
