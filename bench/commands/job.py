@@ -52,6 +52,7 @@ class JobOptions:
     preflight: bool = True
     quiet: bool = False
     as_json: bool = False
+    baseline: Path | None = None  # run folder that the new run is compared with
     command: list[str] = field(default_factory=list)
 
 
@@ -76,6 +77,7 @@ def run_job(options: JobOptions) -> int:
 def _run(options: JobOptions, say: _Console) -> int:
     resolved = _load(options, say)
     plan = _plan(options, resolved)
+    _check_baseline(options, plan)
     _refuse_over_limits(resolved, plan)
     run_dir = _make_run_dir(options)
     with _engine(options, resolved, run_dir, say) as base_url:
@@ -136,6 +138,42 @@ def _refuse_over_limits(resolved: Any, plan: Any) -> None:
     problems = limit_problems(resolved.config, expect_plan(plan))
     if problems:
         raise JobError("\n".join(problem.text() for problem in problems), EXIT_USAGE)
+
+
+def _check_baseline(options: JobOptions, plan: Any) -> None:
+    """Refuse before the load what could not be compared after it."""
+    if options.baseline is None:
+        return
+    from bench.records.ledger import RUN, read_run
+    from bench.workload.schedule import build_schedule
+
+    path = options.baseline
+    if not any((path / name).is_file() for name in ("requests.csv", "requests.csv.gz")):
+        raise JobError(f"{path}: holds no run (no requests.csv); give --baseline a run folder", EXIT_USAGE)
+    try:
+        base = read_run(path / RUN)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise JobError(f"{path / RUN}: cannot be read ({error}); give --baseline a run folder", EXIT_USAGE) from None
+    if options.users or base.loop == "closed":
+        return
+    known = stage_hashes(path)
+    if known.isdisjoint(build_schedule(plan, stage).hash for stage in plan.stages):
+        raise JobError(
+            f"{path}: no stage of it has the schedule of a stage of this run; use its config, rates, stage length and "
+            f"seed ({base.seed}), or compare afterwards with: bench compare {path} RUN --force",
+            EXIT_USAGE,
+        )
+
+
+def stage_hashes(run_dir: Path) -> set[str]:
+    """The schedule hashes in a run's stages.csv; empty when there is none."""
+    import csv
+
+    try:
+        with (run_dir / "stages.csv").open(encoding="utf-8", newline="") as handle:
+            return {row.get("schedule_hash") or "" for row in csv.DictReader(handle)} - {""}
+    except OSError:
+        return set()
 
 
 def _make_run_dir(options: JobOptions) -> Path:
@@ -334,12 +372,13 @@ def _finish(options: JobOptions, run_dir: Path, locust_code: int, say: _Console)
         log = run_dir / "log.txt"
         text = f"Locust ended with code {locust_code} before the run began; {log} says:\n{_tail(log)}"
         raise JobError(text, EXIT_USAGE if locust_code == EXIT_USAGE else EXIT_INVALID)
-    return finish_run(run_dir, lang=options.lang, say=say)
+    return finish_run(run_dir, lang=options.lang, say=say, baseline=options.baseline)
 
 
-def finish_run(run_dir: Path, *, lang: str, say: _Console) -> int:
-    """Analyse a run folder, write the report, print the verdict; the exit code."""
+def finish_run(run_dir: Path, *, lang: str, say: _Console, baseline: Path | None = None) -> int:
+    """Analyse a run folder, write the report, compare with a baseline, print the verdict; the exit code."""
     from analysis.analyse import write_analysis
+    from analysis.verdict import exit_code
     from reports.write import write_all
 
     analysis = write_analysis(run_dir)
@@ -347,8 +386,34 @@ def finish_run(run_dir: Path, *, lang: str, say: _Console) -> int:
         files = write_all(run_dir, analysis, lang=lang)
     except OSError as error:
         raise JobError(f"{run_dir}: the report cannot be written: {error.strerror}", EXIT_USAGE) from None
-    say.verdict(analysis, run_dir, files)
-    return analysis.verdict.exit_code
+    compared = _against(baseline, run_dir, lang) if baseline is not None else Compared()
+    code = exit_code({analysis.verdict.exit_code, compared.exit_code})
+    say.verdict(analysis, run_dir, files, code, compared)
+    return code
+
+
+@dataclass
+class Compared:
+    """What a baseline says: text, plain data for --json, an exit code of its own."""
+
+    lines: list[str] = field(default_factory=list)
+    data: dict[str, Any] | None = None
+    exit_code: int = 0
+
+
+def _against(baseline: Path, run_dir: Path, lang: str) -> Compared:
+    from analysis.compare_runs import CompareError
+    from analysis.load import LedgerError
+    from bench.commands.compare import compare, lines
+
+    try:
+        found = compare(baseline, run_dir, lang=lang)
+    except CompareError as error:
+        return Compared([f"no comparison: {error}"], None, EXIT_INVALID if error.invalid else EXIT_USAGE)
+    except (LedgerError, OSError) as error:
+        return Compared([f"no comparison: {error}"], None, EXIT_USAGE)
+    said = ["", f"against {baseline}: {found.sentence}", *lines(found)[1:], f"comparison: {run_dir / 'compare.html'}"]
+    return Compared(said, {"outcome": found.outcome, "sentence": found.sentence}, found.exit_code)
 
 
 def _tail(path: Path, lines: int = 12) -> str:
@@ -455,19 +520,21 @@ class _Console:
             progress, self._progress = self._progress, None
             progress.stop()
 
-    def verdict(self, analysis: Any, run_dir: Path, files: list[Path]) -> None:
+    def verdict(self, analysis: Any, run_dir: Path, files: list[Path], code: int, compared: Compared) -> None:
         """Print the result: a line of JSON, or a few plain sentences."""
         report = run_dir / "report.html"
         if self.options.as_json:
             data = {
                 "verdict": analysis.verdict.status,
-                "exit_code": analysis.verdict.exit_code,
+                "exit_code": code,
                 "sentence": analysis.verdict.sentence,
                 "knee_qps": analysis.capacity.knee_qps,
                 "watermark_qps": [analysis.capacity.watermark_low_qps, analysis.capacity.watermark_high_qps],
                 "run_dir": str(run_dir),
                 "files": [str(path) for path in files],
             }
+            if compared.lines:
+                data["baseline"] = compared.data or {"outcome": "not compared", "sentence": compared.lines[0]}
             click.echo(json.dumps(data, ensure_ascii=False))
             return
         click.echo(f"\n{analysis.verdict.status}: {analysis.verdict.sentence}")
@@ -477,6 +544,8 @@ class _Console:
         if analysis.capacity.sentence and analysis.verdict.status != "INVALID":
             click.echo(analysis.capacity.sentence)
         click.echo(f"report: {report}\n{MEANING[analysis.verdict.status]}")
+        if compared.lines:
+            click.echo("\n".join(compared.lines))
 
 
 def share_text(pair: list[float]) -> str:
