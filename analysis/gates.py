@@ -22,8 +22,8 @@ from typing import Any
 from bench.records.analysis import Capacity, Gate, StageAnalysis
 
 OPERATORS: dict[str, Callable[[float, float], bool]] = {"<=": op.le, "<": op.lt, ">=": op.ge, ">": op.gt}
-LATENCY_METRICS = {"ttft": "ttft_s", "ttfo": "ttft_s", "tpot": "tpot_s", "e2e": "e2e_s", "residence": "residence_s",
-                   "send_lag": "send_lag_s"}  # fmt: skip
+LATENCY_METRICS = {"ttft": "ttft_s", "ttfo": "ttfo_s", "tpot": "tpot_s", "e2e": "e2e_s", "residence": "residence_s",
+                   "send_lag": "send_lag_s", "itl_p99": "itl_p99_s"}  # fmt: skip
 SAME_RATE = 1e-6
 
 
@@ -106,7 +106,7 @@ def evaluate(spec: dict[str, Any], stages: list[StageAnalysis], capacity: Capaci
     """One gate, measured and compared."""
     metric, statistic = spec.get("metric", ""), spec.get("statistic", "value")
     operator, at = spec.get("operator", "<="), spec.get("at", "target")
-    latency = metric in LATENCY_METRICS or metric == "itl_p99"
+    latency = metric in LATENCY_METRICS
     value = float(spec.get("value", math.nan))
     limit = value / 1e3 if latency else value
     unit = "s" if latency else "1/s" if metric.endswith("_qps") else "1"
@@ -247,7 +247,9 @@ def _compare_worst(gate: Gate, stages: tuple[StageAnalysis, ...], how: str, by_s
 def _read(metric: str, statistic: str, s: StageAnalysis) -> tuple[float | None, str]:
     """One number of one stage, or None with the reason."""
     if metric in LATENCY_METRICS:
-        p = s.latency[LATENCY_METRICS[metric]]
+        p = s.latency.get(LATENCY_METRICS[metric])
+        if p is None:
+            return None, "not recorded"
         name = {"max": "maximum"}.get(statistic, statistic)
         value = getattr(p, name, None) if name != "value" else p.mean
         return value, p.withheld.get(name, "not measured")

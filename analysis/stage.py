@@ -35,7 +35,7 @@ STATE_SAMPLES = 600  # of in-flight over the window, to see how long the stage r
 BURST_LIMIT = 0.05
 SHORT_LIMIT = 0.01
 CUT_OFF_CODES = ("CL-DRAIN", "CL-CANCEL", "CL-STOP")  # our waiting ended, not the answer
-LATENCIES = ("ttft_s", "tpot_s", "e2e_s", "residence_s", "send_lag_s")
+LATENCIES = ("ttft_s", "tpot_s", "e2e_s", "residence_s", "send_lag_s", "ttfo_s", "itl_p99_s")
 
 
 @dataclass(frozen=True)
@@ -173,8 +173,10 @@ def _latency(
         x = values[name]
         if name in ("ttft_s", "e2e_s"):
             x = np.where(ok, x, np.inf)
-        elif name == "tpot_s":
-            x = np.where(ok, x, np.inf)  # NaN stays for one-token answers
+        elif name == "tpot_s" or (name == "ttfo_s" and np.isfinite(x).any()):
+            x = np.where(ok, x, np.inf)  # NaN stays: one-token answers, answers without content
+        elif name == "itl_p99_s":
+            x = np.where(ok, x, np.nan)  # a sample: only promptly read streams have it
         everyone[name] = _with_interval(x, states)
         survivors[name] = summarise(values[name][ok])
     return everyone, survivors

@@ -189,6 +189,15 @@ def test_command_on_a_csv_alone(mixed: Path, tmp_path: Path) -> None:
     assert json.loads(alone.stdout)["rows"]
 
 
+def test_the_benchmark_prints_its_figures() -> None:
+    command = [sys.executable, "-m", "benchmarks.analysis", "--rows", "20000", "--repeat", "1"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=100, cwd=Path(__file__).parents[2], check=True
+    )
+    figures = json.loads(done.stdout.splitlines()[-1])
+    assert figures["rows"] == 20000 and figures["wall_s"] > 0 and 20 < figures["peak_rss_mb"] < 800
+
+
 # ---------------------------------------------------------------- diagnosis
 
 

@@ -277,6 +277,18 @@ def test_overload_past_the_target_is_a_finding(tmp_path: Path) -> None:
     assert 15 <= found.capacity.knee_qps <= 40 and found.capacity.last_met_qps == 15
 
 
+def test_gates_on_content_and_on_gaps(tmp_path: Path) -> None:
+    config = default_config(20)
+    config["gates"] = [
+        {"metric": "ttfo", "statistic": "p90", "operator": "<=", "value": 500, "at": "target"},
+        {"metric": "itl_p99", "statistic": "p90", "operator": "<=", "value": 5, "at": "target", "severity": "warn"},
+    ]
+    found = analyse(write_run(tmp_path / "r", [StageSpec(20, 20, 4)], QUICK, config=config))
+    by = {g.metric: g for g in found.gates}
+    assert by["ttfo"].status == "pass" and by["ttfo"].measured == found.stages[0].latency["ttft_s"].p90
+    assert by["itl_p99"].status == "not_measured" and found.verdict.status == "PASS"  # no stream was read promptly
+
+
 def test_classes_have_deadlines_of_their_own(tmp_path: Path) -> None:
     config = default_config(20)
     config["classes"] = [{"name": "fast", "ttft_deadline_ms": 0.001}]
@@ -312,7 +324,7 @@ def test_every_id_is_documented() -> None:
 
     root = Path(__file__).parents[2]
     code = "".join(p.read_text() for p in (root / "analysis").glob("*.py"))
-    used = set(re.findall(r"\b((?:INV|LED|WARN|DIA)-[A-Z0-9]+)\b", code)) | {"SLO-MISS", "UNSTABLE", "INTERRUPTED"}
+    used = set(re.findall(r"\b((?:INV|LED|WARN|DIA|GATE)-[A-Z0-9]+)\b", code)) | {"SLO-MISS", "UNSTABLE", "INTERRUPTED"}
     page = (root / "docs" / "verdicts.md").read_text()
     assert used and not {i for i in used if f"`{i}`" not in page}
     documented = set(re.findall(r"^\| `([A-Z0-9-]+)`", page, re.M))
