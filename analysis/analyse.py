@@ -242,7 +242,8 @@ def _assemble(
     gates = [evaluate(g, stages, found, target) for g in default_gates(slo.as_dict(), _gates(config), at)]
     bound, limit = _clock_bound(raw), CLOCK_LIMIT * slo.ttft_deadline_s
     interrupted = bool(raw.get("interrupted")) or any("interrupted" in s.marks for s in stages)
-    judged = verdict(Facts(gates, stages, problems, csv_check, errors, target, interrupted, at, bound, limit))
+    judged = verdict(Facts(gates, stages, problems, csv_check, errors, target, interrupted, at, bound, limit,
+                           stopped_by=str(raw.get("stopped_by") or "")))  # fmt: skip
     judged.reasons.extend(notes)
     if any(r.severity == "invalid" and r.reason_id in UNTRUSTED for r in judged.reasons):
         found = _withheld(slo.attainment_target, "The run is INVALID, so no capacity figure is given; see the reasons.")

@@ -50,6 +50,7 @@ class Facts:
     at: str = "target"  # "run" when the load has no single rate
     clock_bound_s: float | None = None
     clock_limit_s: float = 0.005
+    stopped_by: str = ""  # the abort gate that ended the run early
 
 
 def exit_code(codes: Iterable[int]) -> int:
@@ -128,6 +129,9 @@ def verdict(facts: Facts) -> Verdict:
         reasons.insert(0, Reason("INTERRUPTED", "warn", "the run was interrupted: what was planned and never "
                                                         "sent counts "
                                  "as a miss, later stages are missing", "run again to the end"))  # fmt: skip
+    if facts.stopped_by:
+        reasons.append(Reason("WARN-ABORT", "warn", f"the run was stopped early: {facts.stopped_by}",
+                              "later stages were not run; mend what the gate names, or take `abort` from the gate"))  # fmt: skip
     return Verdict(status, exit_code(codes), _sentence(status, facts, failed, reasons), reasons, facts.interrupted)
 
 
