@@ -40,13 +40,16 @@ from bench import __version__
 from bench.config.limits import passed_limit
 from bench.records.collect import Collector
 from bench.records.lost import lost_row
-from bench.records.packing import unpack
+from bench.records.packing import batch_of, unpack
+from bench.records.server import ServerRow
 from bench.records.stage import InflightRow, RunInfo, StageRow
 from bench.workload.plan import Plan, Stage
 from bench.workload.schedule import Schedule, build_schedule, plan_hash
 from locustfiles import messages, stats
 from locustfiles.clock import clock_id, now_s
 from locustfiles.live import Live
+from locustfiles.observe import Observer
+from locustfiles.server_metrics import Scraper
 
 log = logging.getLogger("bench")
 
@@ -116,6 +119,8 @@ class Conductor:
         self._next_stage: NextStage | None = None
         self._lossy: set[int] = set()  # stages that lost a worker
         self.interrupted = False
+        self.observer = Observer(self)
+        self._scraper: Scraper | None = None
 
     # -- what others call -----------------------------------------------------------
 
@@ -193,6 +198,8 @@ class Conductor:
         before = self.collector.stages[data["stage"]].rows
         have = self.collector.add_batch(data["stage"], data["stripe"], data["seq"], batch)
         self._acknowledge(msg, have)
+        if have == data["seq"]:
+            self.observer.add(self._run_id, self._names[data["stage"]], batch)
         if have == data["seq"] and self.collector.stages[data["stage"]].rows > before:
             self.live.add_rows(data["stage"], batch.rows())
         stripe = self._stripe(msg)
@@ -253,6 +260,9 @@ class Conductor:
             self._open(plan, settings, shape, loop)
             assert self.collector is not None
             csv_files = stats.FinalCSV(self.environment, self.collector.run_dir / "locust")
+            if settings.get("metrics_url"):
+                where = lambda: (self.run_time_s, self._stage_index())  # noqa: E731
+                self._scraper = Scraper(settings["metrics_url"], where, self._scraped)
             self._walk(plan, settings, loop)
             self._flush_stats()
             self._reconcile(loop)
@@ -333,6 +343,19 @@ class Conductor:
         if hit:
             self.collector.problem(f"stopped in order: {hit}")
             self.interrupt("limit")
+
+    def worker_counts(self) -> dict[str, int]:
+        """Workers by what they are to the stage that runs: connected, sending, lost."""
+        stripes = self._stripes.values()
+        return {
+            "connected": len(self._clients()),
+            "sending": sum(not (s.lost or s.done or s.error) for s in stripes),
+            "lost": sum(s.lost for s in stripes),
+        }
+
+    def _scraped(self, row: ServerRow) -> None:
+        if self.collector is not None:
+            self.collector.add_server(row)
 
     def _clients(self) -> list[str]:
         """Ids of the workers there are now, in the order of their index."""
@@ -600,6 +623,7 @@ class Conductor:
             text = f"stage {stage.index}: {len(rows)} arrivals have no row from a worker (code CL-LOST)"
             self.collector.problem(text)
             self.collector.add_rows(stage.index, rows)
+            self.observer.add(self._run_id, stage.name, batch_of(rows))
             self.live.add_rows(stage.index, rows)
             for row in rows:
                 stats.fire(self.environment, stage.name, row)
@@ -703,6 +727,9 @@ class Conductor:
                 )
 
     def _close(self, csv_files: stats.FinalCSV | None) -> None:
+        if self._scraper is not None:
+            self._scraper.stop()
+            self._scraper = None
         if csv_files is not None:
             try:
                 csv_files.finish()

@@ -28,9 +28,10 @@ from locust.runners import MasterRunner, WorkerRunner
 
 from bench.config import Config, ConfigError, Resolved, load_config
 from bench.workload.plan import Plan, PlanError, build_plan
-from locustfiles import live_page, stats
+from locustfiles import live_page, observe, stats
 from locustfiles.conductor import Conductor, NextStage
 from locustfiles.generator import Generator
+from locustfiles.server_metrics import metrics_address
 
 log = logging.getLogger("bench")
 
@@ -48,6 +49,9 @@ def add_options(parser: Any) -> None:
     add("--stage-repeats", env_var="BENCH_STAGE_REPEATS", type=int, default=0, help="Times each rate is run; 0: config")
     add("--plan-seed", env_var="BENCH_SEED", type=int, default=0, help="Arrivals, lengths; 0: config")
     add("--shard-dir", env_var="BENCH_SHARD_DIR", default="", help="Workers' own records", include_in_web_ui=False)
+    hidden: dict[str, Any] = {"include_in_web_ui": False}
+    add("--metrics-port", env_var="BENCH_METRICS_PORT", type=int, default=0, help="Port of /metrics; 0: none", **hidden)
+    add("--metrics-host", env_var="BENCH_METRICS_HOST", default="127.0.0.1", help="Its address", **hidden)
     add("--target-model", env_var="BENCH_TARGET_MODEL", default="", help="Model id; empty: config")
     add("--slo-ttft-ms", env_var="BENCH_SLO_TTFT_MS", type=float, default=0.0, help="TTFT deadline; 0: config")
     add("--slo-tpot-ms", env_var="BENCH_SLO_TPOT_MS", type=float, default=0.0, help="TPOT deadline; 0: config")
@@ -72,6 +76,10 @@ class Wiring:
         if self.conductor is not None and environment.web_ui is not None:
             self._show_target()
             live_page.attach(environment.web_ui, self.options(), self.conductor)
+            observe.attach(environment.web_ui, self.options(), self.conductor.observer)
+        options = self.options()
+        if self.conductor is not None and getattr(options, "metrics_port", 0):
+            self._metrics = observe.serve(self.conductor.observer, options.metrics_host, options.metrics_port)
         if self.generator is not None:
             # Not on a user's greenlet: Locust stops and moves users when a worker joins or is lost.
             gevent.spawn(self.generator.run)
@@ -154,6 +162,7 @@ class Wiring:
             "target_info": {"base_url": config.base_url, "model": config.model, "endpoint": target.endpoint},
             "preflight": _preflight(),
             "limits": config.limits.model_dump(),
+            "metrics_url": metrics_address(target.metrics_url, config.base_url, embedded=config.engine.embedded),
             "live": live_settings(config),
             "worker": {
                 "base_url": config.base_url,

@@ -31,6 +31,7 @@ from bench.records.csv_lines import CHUNK_ROWS, csv_lines
 from bench.records.ledger import INFLIGHT, REQUESTS, RUN, STAGES, RowWriter, write_run
 from bench.records.packing import Batch, batch_of, join
 from bench.records.request import FIELD_NAMES, RequestRow
+from bench.records.server import SERVER_COLUMNS, SERVER_METRICS, ServerRow
 from bench.records.stage import INFLIGHT_COLUMNS, STAGE_COLUMNS, InflightRow, RunInfo, StageRow
 
 
@@ -66,6 +67,7 @@ class Collector:
         self.transport = {"batches": 0, "batches_twice": 0, "batches_early": 0}
         self._pending: list[Batch] = []
         self._pending_rows = 0
+        self._server: RowWriter | None = None
         self._requests = RowWriter(run_dir / REQUESTS, FIELD_NAMES)
         self._stages = RowWriter(run_dir / STAGES, STAGE_COLUMNS)
         self._inflight = RowWriter(run_dir / INFLIGHT, INFLIGHT_COLUMNS)
@@ -185,6 +187,16 @@ class Collector:
         """Take gauge samples of one worker."""
         self._write(self._inflight, rows)
 
+    def add_server(self, row: ServerRow) -> None:
+        """Take one look at the service's own metrics; the file is made with the first."""
+        try:
+            if self._server is None:
+                self._server = RowWriter(self.run_dir / SERVER_METRICS, SERVER_COLUMNS)
+        except OSError as error:
+            self.problem(f"{SERVER_METRICS}: cannot be written: {error.strerror}")
+            return
+        self._write(self._server, [row])
+
     def missing(self, stage: int) -> list[int]:
         """Planned arrivals of the stage that have no row yet, ascending."""
         record = self.stages[stage]
@@ -222,7 +234,8 @@ class Collector:
             "rows_disowned": sum(r.disowned for r in self.stages.values()),
             "rows_late": sum(r.late for r in self.stages.values()),
         }
-        for writer in (self._requests, self._stages, self._inflight):
+        writers = [self._requests, self._stages, self._inflight]
+        for writer in writers + ([self._server] if self._server is not None else []):
             try:
                 writer.close()
             except OSError as error:
