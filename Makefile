@@ -34,6 +34,7 @@ test: $(READY_DEV)
 evidence: $(READY_DEV)
 	$(PY) -m pytest -m "slow or evidence" --timeout 3600
 	$(PY) -m benchmarks.evidence_queueing
+	$(PY) -m benchmarks.evidence_analysis
 
 lint: $(READY_DEV)
 	$(PY) -m ruff check .
