@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "compare": ("bench.commands.compare", "A run against a baseline: worse, better, or no clear change."),
     "recover": ("bench.commands.recover", "Put a run together after its master was lost."),
     "simulate": ("bench.commands.simulate", "The same sweep in virtual time."),
+    "plan": ("bench.commands.plan", "From a run to production: safe rate, instances, limits and engine options."),
     "calibrate": ("bench.commands.calibrate", "Fit an engine profile from a measured run."),
     "serve-engine": ("bench.commands.serve_engine", "Start the embedded engine and leave it running."),
     "completion": ("bench.commands.completion", "Print the completion script of bash, zsh or fish."),

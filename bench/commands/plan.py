@@ -1,0 +1,205 @@
+"""`bench plan`: from a run (or a simulation) to the safe rate, the instances and the limits of production.
+
+Input: a run folder or a config to simulate; a target rate, growth, a trace. Output: text or JSON; an exit code.
+Does not: arithmetic (control/watermark.py) or change any setting.
+"""
+from __future__ import annotations
+
+import json
+import math
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+USAGE_EXIT, INVALID_EXIT, FAILED_EXIT = 2, 4, 1
+BURST_INTERVALS_S = (1.0, 5.0, 10.0, 30.0, 60.0)
+
+
+@click.command(
+    "plan",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="""From a run to production: safe rate, instances, batch and queue limits, each with its formula.
+
+    RUN is a run folder with a verdict. Nothing is changed; the settings are printed as a config diff and as options
+    of vLLM, SGLang and TensorRT-LLM.
+
+    Exit code 0: planned; 1: no rate held the SLO; 2: cannot be read; 4: the run is INVALID, nothing follows from it.
+
+    \b
+    Example:
+      bench plan runs/20261129T120000Z-1a2b
+      bench plan runs/20261129T120000Z-1a2b --target-qps 60 --growth 0.3
+      bench plan --simulate configs/demo.json --trace AzureLLMInferenceTrace_conv.csv --json
+    """,
+)
+@click.argument("run", type=click.Path(path_type=Path), required=False)
+@click.option("--simulate", "config", type=click.Path(path_type=Path), default=None,
+              help="Simulate this config's sweep and plan from that.")
+@click.option("--target-qps", type=click.FloatRange(min=0, min_open=True), default=None,
+              help="Rate that production must carry (default: loadgen.target_qps of the run).")
+@click.option("--growth", type=click.FloatRange(min=-0.99, max=1000), default=0.0, show_default=True,
+              help="How much the target rate will grow, as a share: 0.3 = 30 % more.")
+@click.option("--trace", type=click.Path(path_type=Path), default=None,
+              help="Arrivals of production (Azure CSV or Mooncake JSONL): headroom for their bursts.")
+@click.option("--write", type=click.Path(path_type=Path, dir_okay=False), default=None,
+              help="Write the run's config with the planned settings to this file.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
+def command(run: Path | None, config: Path | None, target_qps: float | None, growth: float, trace: Path | None,
+            write: Path | None, as_json: bool) -> None:
+    """Plan and exit."""
+    from bench.config import ConfigError
+
+    if (run is None) == (config is None):
+        raise click.UsageError("give a run folder, or --simulate CONFIG (not both)")
+    try:
+        with _run_folder(run, config) as folder:
+            document = plan_document(folder, target_qps=target_qps, growth=growth, trace=trace)
+    except PlanRefused as error:
+        click.echo(f"bench plan: {error}", err=True)
+        sys.exit(error.exit_code)
+    except ConfigError as error:
+        click.echo(f"bench plan: {error}", err=True)
+        sys.exit(USAGE_EXIT)
+    if write is not None:
+        try:
+            write.write_text(json.dumps(document["config"], ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+        except OSError as error:
+            click.echo(f"bench plan: {write}: {error.strerror}; give --write a file that can be written", err=True)
+            sys.exit(USAGE_EXIT)
+    click.echo(json.dumps(document, ensure_ascii=False) if as_json else "\n".join(_text(document, write)))
+
+
+class PlanRefused(Exception):
+    """Nothing can be planned; the text says why and what to do."""
+
+    def __init__(self, text: str, exit_code: int) -> None:
+        super().__init__(text)
+        self.exit_code = exit_code
+
+
+@contextmanager
+def _run_folder(run: Path | None, config: Path | None) -> Iterator[Path]:
+    """The folder to plan from; a simulation writes one for as long as it takes."""
+    if run is not None:
+        yield run
+        return
+    from analysis.analyse import write_analysis
+    from bench.commands.job import JobError, JobOptions, _Console
+    from bench.commands.simulate import _simulate
+
+    assert config is not None
+    with tempfile.TemporaryDirectory(prefix="bench-plan-") as name:
+        folder = Path(name) / "run"
+        options = JobOptions(config=config, run_dir=folder, quiet=True)
+        try:
+            _simulate(options, {}, None, _Console(options))
+        except JobError as error:
+            raise PlanRefused(str(error), error.exit_code) from None
+        write_analysis(folder)
+        yield folder
+
+
+def plan_document(folder: Path, *, target_qps: float | None = None, growth: float = 0.0,
+                  trace: Path | None = None) -> dict[str, Any]:
+    """The plan of a run folder as a JSON-able dict. Raises PlanRefused."""
+    from bench.commands.plan_facts import facts_of
+    from bench.records.analysis import read_analysis
+    from control.watermark import engine_flags, make_plan
+
+    path = folder / "analysis.json" if folder.is_dir() else folder
+    try:
+        analysis = read_analysis(path)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise PlanRefused(f"{path}: {reason}; run `bench analyse {folder}` first", USAGE_EXIT) from None
+    verdict, capacity = analysis.verdict, analysis.capacity
+    if verdict.status == "INVALID":
+        reasons = "; ".join(r.reason_id for r in verdict.reasons if r.severity == "invalid")
+        raise PlanRefused(f"{folder} is INVALID ({reasons or verdict.sentence}): no capacity follows from it; mend the "
+                          "cause and measure again", INVALID_EXIT)
+    if capacity.knee_low_qps is None:
+        raise PlanRefused(f"{folder}: {capacity.sentence} No rate is safe; measure lower rates, or relax the SLO",
+                          FAILED_EXIT)
+    facts = facts_of(analysis, folder)
+    plan = make_plan(facts, target_qps=target_qps or analysis.target_qps, growth=growth, bursts=_bursts(trace))
+    diff = _diff(analysis.run.get("config") or {}, plan.settings)
+    safe = plan.line("watermark_qps").value
+    return {
+        "run": analysis.run.get("run_id") or folder.name, "simulated": bool(analysis.run.get("simulated")),
+        "knee_qps": capacity.knee_qps, "knee_low_qps": capacity.knee_low_qps, "knee_kind": capacity.knee_kind,
+        "watermark_qps": safe, "settings": plan.settings, "diff": diff,
+        "lines": [{"key": line.key, "value": line.value, "unit": line.unit, "formula": line.formula,
+                   "numbers": line.numbers, "note": line.note} for line in plan.lines],
+        "flags": {name: {"options": text, "no_option_for": missing}
+                  for name, (text, missing) in engine_flags(plan).items()},
+        "hold": f"bench run --shape hold --qps {math.floor(safe * 100) / 100:g} --stage-duration {plan.line('hold_s').value:g}",
+        "config": _with(analysis.run.get("config") or {}, plan.settings),
+    }
+
+
+def _bursts(trace: Path | None) -> list[Any]:
+    from bench.workload.trace import TraceError, read_trace
+    from control.watermark import dispersion
+
+    if trace is None:
+        return []
+    try:
+        rows = read_trace(trace)
+    except TraceError as error:
+        raise PlanRefused(str(error), USAGE_EXIT) from None
+    times, span = (rows.time_us / 1e6).tolist(), rows.span_us / 1e6
+    found = [burst for w in BURST_INTERVALS_S if (burst := dispersion(times, span, w)) is not None]
+    if not found:
+        raise PlanRefused(f"{trace}: lasts {span:.3g} s; at least 10 s are needed to see bursts", USAGE_EXIT)
+    return found
+
+
+def _diff(config: dict[str, Any], settings: dict[str, Any]) -> list[dict[str, Any]]:
+    """Keys whose planned value is not the run's."""
+    found = []
+    for key, value in settings.items():
+        section, _, name = key.partition(".")
+        now = (config.get(section) or {}).get(name)
+        if now != value:
+            found.append({"key": key, "now": now, "planned": value})
+    return found
+
+
+def _with(config: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+    """The config with the planned settings."""
+    made = {section: dict(value) if isinstance(value, dict) else value for section, value in config.items()}
+    for key, value in settings.items():
+        section, _, name = key.partition(".")
+        made.setdefault(section, {})[name] = value
+    return made
+
+
+def _text(document: dict[str, Any], write: Path | None) -> list[str]:
+    lines = [f"{'SIMULATED; ' if document['simulated'] else ''}run {document['run']}: keep production at "
+             f"{document['watermark_qps']:.4g} requests/s or below (knee's lower bound {document['knee_low_qps']:.4g})", ""]
+    for line in document["lines"]:
+        value = "-" if line["value"] is None else f"{line['value']:.5g}"
+        lines.append(f"{line['key']:<24}{value:>9} {line['unit']:<10} {line['formula']}")
+        if line["numbers"]:
+            lines.append(f"{'':24}  {line['numbers']}")
+        if line["note"]:
+            lines.append(f"{'':24}  note: {line['note']}")
+    lines += ["", "config diff:"]
+    for change in document["diff"]:
+        lines += [f"- {change['key']}: {json.dumps(change['now'])}", f"+ {change['key']}: {json.dumps(change['planned'])}"]
+    if not document["diff"]:
+        lines.append("  (none: the run's settings are the planned ones)")
+    lines.append("")
+    for name, flags in document["flags"].items():
+        missing = f"   (no option: {', '.join(flags['no_option_for'])}; keep them in the gateway)" if (
+            flags["no_option_for"]) else ""
+        lines.append(f"{name:<13}{flags['options']}{missing}")
+    lines += ["", f"prove it: {document['hold']}"]
+    if write is not None:
+        lines.append(f"written: {write}")
+    return lines

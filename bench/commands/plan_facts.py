@@ -1,0 +1,84 @@
+"""What control/watermark.py needs to know of a run, read from its analysis, its config and its rows.
+
+Input: an `Analysis` and the run folder. Output: `Facts`.
+Does not: judge, or invent what the run does not say (absent is None).
+"""
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from bench.records.analysis import Analysis
+from control.watermark import Facts, StepLaw
+
+# Variance / mean of counts of the load that a run sends, by process; gamma: 1 / shape in long intervals.
+DISPERSION = {"constant": 0.0, "poisson": 1.0}
+
+
+def facts_of(analysis: Analysis, folder: Path) -> Facts:
+    """The facts of a run whose verdict allows to plan."""
+    config = analysis.run.get("config") or {}
+    scheduler, slo = config.get("scheduler") or {}, analysis.slo
+    engine, admission = config.get("engine") or {}, config.get("admission") or {}
+    model = analysis.model or {}
+    fit, lengths = model.get("fit"), model.get("lengths") or {}
+    seqs = int(scheduler.get("max_num_seqs") or 32)
+    mean_in, p95_in = _input_tokens(folder)
+    mean_out = _output_mean(analysis) or 1.0
+    return Facts(
+        knee_low_qps=float(analysis.capacity.knee_low_qps or 0.0),
+        ttft_deadline_s=slo["ttft_deadline_s"], tpot_deadline_s=slo["tpot_deadline_s"],
+        attainment_target=slo["attainment_target"], max_num_seqs=seqs,
+        batch_size_cap=int(scheduler.get("batch_size_cap") or seqs),
+        max_num_batched_tokens=int(scheduler.get("max_num_batched_tokens") or 4096),
+        input_mean=lengths.get("input_mean_tokens") or mean_in, output_mean=lengths.get("output_mean_tokens") or mean_out,
+        input_p95=p95_in, context_mean=lengths.get("context_mean_tokens") or mean_in + mean_out,
+        replicas=int(engine.get("replicas") or 1), lambda_max_qps=analysis.capacity.lambda_max_qps,
+        law=StepLaw(fit["alpha_s"], fit["beta_s"], fit["gamma_s"], fit["kv_s"]) if fit else None,
+        residence=tuple((s.offered_qps, s.little.residence_mean_s) for s in analysis.stages
+                        if s.verdict != "INVALID" and s.stationarity != "UNSTABLE"
+                        and s.little.residence_mean_s is not None
+                        and (s.attainment_joint.value or 0.0) >= slo["attainment_target"]),
+        kv_tokens=_kv_tokens(config), kv_reserve_ratio=float(admission.get("kv_reserve_ratio") or 0.85),
+        run_dispersion=_dispersion(config, analysis),
+    )
+
+
+def _kv_tokens(config: dict[str, Any]) -> int | None:
+    """KV room of one embedded replica; a real service does not say."""
+    engine = config.get("engine") or {}
+    if not engine.get("embedded"):
+        return None
+    if engine.get("num_blocks"):
+        return int(engine["num_blocks"]) * int(engine.get("block_size") or 16)
+    from engine.profiles import load_profile
+
+    return load_profile(engine["profile"]).kv_tokens
+
+
+def _dispersion(config: dict[str, Any], analysis: Analysis) -> float:
+    load = config.get("loadgen") or {}
+    process = load.get("arrival_process")
+    if process in DISPERSION:
+        return DISPERSION[process]
+    if process == "gamma":
+        return 1.0 / float(load.get("burstiness") or 1.0)
+    seen = sorted(s.stimulus.dispersion for s in analysis.stages if s.stimulus.dispersion is not None)
+    return seen[len(seen) // 2] if seen else 1.0
+
+
+def _output_mean(analysis: Analysis) -> float | None:
+    """Mean output tokens of finished answers, from rates: tokens per second / answers per second."""
+    rows = [(s.output_tps, s.completed_qps) for s in analysis.stages if s.completed_qps > 0]
+    return sum(t for t, _ in rows) / sum(q for _, q in rows) if rows else None
+
+
+def _input_tokens(folder: Path) -> tuple[float, float]:
+    """Mean and 95th percentile of the planned prompt lengths."""
+    from analysis.load import read_ledger, requests_path
+    from analysis.percentiles import nearest_rank
+
+    tokens = read_ledger(requests_path(folder)).columns["input_tokens"]
+    tokens = tokens[tokens > 0]
+    tokens.sort()
+    return float(tokens.mean()), float(nearest_rank(tokens, 0.95))
