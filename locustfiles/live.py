@@ -132,7 +132,8 @@ class GateCount:
     def words(self) -> str:
         """`ttft p95 <= 800 at all`, as in the config."""
         what = self.metric if self.statistic == "value" else f"{self.metric} {self.statistic}"
-        return f"{what} {self.operator} {self.spec['value']:g} at {self.spec['at']}"
+        at = self.spec["at"]
+        return f"{what} {self.operator} {self.spec['value']:g} at {at if isinstance(at, str) else format(at, 'g')}"
 
     def add(self, row: Seen) -> None:
         """Count one row of the window."""
