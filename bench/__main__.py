@@ -25,6 +25,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "recover": ("bench.commands.recover", "Put a run together after its master was lost."),
     "simulate": ("bench.commands.simulate", "The same sweep in virtual time."),
     "plan": ("bench.commands.plan", "From a run to production: safe rate, instances, limits and engine options."),
+    "explain": ("bench.commands.explain", "The story of one request: every decision, its numbers and its rule."),
     "calibrate": ("bench.commands.calibrate", "Fit an engine profile from a measured run."),
     "serve-engine": ("bench.commands.serve_engine", "Start the embedded engine and leave it running."),
     "completion": ("bench.commands.completion", "Print the completion script of bash, zsh or fish."),

@@ -1,0 +1,160 @@
+"""`bench explain RUN REQUEST`: the story of one request, every decision with its numbers.
+
+Input: a run folder and a request id (or STAGE:ARRIVAL). Output: text or JSON on standard output.
+Does not: decide or guess: what nobody recorded is said to be missing.
+"""
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+USAGE_EXIT = 2
+
+
+class ExplainError(Exception):
+    """The request cannot be explained; the text says what to do."""
+
+
+@click.command(
+    "explain",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="""The story of one request: every decision, its numbers and its rule.
+
+    REQUEST is a request id of requests.csv, or STAGE:ARRIVAL such as 3:117. `bench simulate --decisions` records the
+    decisions; a run against the embedded engine has the engine's own record of each request.
+
+    \b
+    Example:
+      bench simulate --config configs/demo.json --decisions --run-dir runs/sim
+      bench explain runs/sim sim-6-200
+      bench explain runs/sim 6:200 --json
+    """,
+)
+@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("request_name", metavar="REQUEST")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
+def command(run: Path, request_name: str, as_json: bool) -> None:
+    """Explain and exit."""
+    try:
+        found = story(run, request_name)
+    except ExplainError as error:
+        click.echo(f"bench explain: {error}", err=True)
+        sys.exit(USAGE_EXIT)
+    click.echo(json.dumps(found, ensure_ascii=False) if as_json else "\n".join(text(found)))
+
+
+def story(run: Path, name: str) -> dict[str, Any]:
+    """Row, decisions and the engine's record of a request. Raises ExplainError."""
+    from bench.commands.decisions import DECISIONS, of_request
+
+    row = _row(run, name)
+    request_id = row["request_id"]
+    log = run / DECISIONS
+    try:
+        decisions = of_request(log, request_id) if log.exists() else []
+        engine = _engine_record(run / "engine_requests.ndjson", request_id)
+    except (OSError, ValueError) as error:
+        raise ExplainError(f"{run}: a record is damaged ({error}); simulate the run again with --decisions") from None
+    missing = ""
+    if not decisions:
+        missing = ("no decision was recorded; `bench simulate --decisions` records them" if engine is None else
+                   "the engine's own times stand in for its decisions; `bench simulate --run "
+                   f"{run} --decisions` shows what the scheduler would have decided")
+    return {"run": run.name, "request_id": request_id, "row": row, "decisions": decisions, "engine": engine,
+            "slo": _slo(run), "missing": missing}
+
+
+def _slo(run: Path) -> dict[str, float]:
+    try:
+        config = json.loads((run / "run.json").read_text(encoding="utf-8")).get("config") or {}
+    except (OSError, ValueError):
+        return {}
+    slo = config.get("slo") or {}
+    return {key: slo[key] / 1e3 for key in ("ttft_deadline_ms", "tpot_deadline_ms") if key in slo}
+
+
+def _row(run: Path, name: str) -> dict[str, str]:
+    path = run / "requests.csv"
+    packed = run / "requests.csv.gz"
+    stage, mark, arrival = name.partition(":")
+    by_place = bool(mark) and stage.isdigit() and arrival.isdigit()
+    try:
+        handle = (gzip.open(packed, "rt", encoding="utf-8", newline="") if not path.exists() and packed.exists()
+                  else path.open(encoding="utf-8", newline=""))
+        with handle:
+            for row in csv.DictReader(handle):
+                if row.get("request_id") == name or (by_place and row.get("stage") == stage
+                                                     and row.get("arrival") == arrival):
+                    return row
+    except OSError as error:
+        raise ExplainError(f"{error.filename or run}: {error.strerror or error}; give a run folder") from None
+    raise ExplainError(f"{run}: no request {name!r}; give an id of the column request_id, or STAGE:ARRIVAL")
+
+
+def _engine_record(path: Path, request_id: str) -> dict[str, Any] | None:
+    if not path.exists():
+        return None
+    mark = json.dumps(request_id)
+    with path.open(encoding="utf-8") as handle:
+        for line in handle:
+            if mark in line:
+                record = json.loads(line)
+                if record.get("request_id") == request_id:
+                    return record
+    return None
+
+
+def text(found: dict[str, Any]) -> list[str]:
+    """The story as lines."""
+    row = found["row"]
+    start = float(row["intended_s"])
+    who = ", ".join(f"{k} {row[k]}" for k in ("tenant", "request_class") if row.get(k))
+    lines = [f"request {found['request_id']} of {found['run']}: stage {row['stage']}, arrival {row['arrival']}, "
+             f"{row['input_tokens'] or '?'} prompt tokens, max_tokens {row['max_tokens'] or '?'}"
+             + (f", {who}" if who else ""), ""]
+    lines += [_line(float(d["at_s"]) - start, d["event"], d["rule"], d["text"]) for d in found["decisions"]]
+    if not found["decisions"] and found["engine"]:
+        lines += _engine_lines(found["engine"])
+    lines += ["", _outcome(row, found["slo"])]
+    if found["missing"]:
+        lines.append(f"note: {found['missing']}")
+    return lines
+
+
+def _line(at_s: float, event: str, rule: str, said: str) -> str:
+    return f"{at_s * 1e3:>10.1f} ms  {event:<12} {said}  [{rule}]"
+
+
+def _engine_lines(record: dict[str, Any]) -> list[str]:
+    start = record.get("received_s")
+    steps = (("received_s", "received"), ("queued_s", "queued"), ("scheduled_s", "scheduled"),
+             ("first_token_s", "first token"), ("last_token_s", "last token"), ("done_s", record.get("outcome") or "done"))
+    lines = [_line(record[key] - start, name, "engine", "") for key, name in steps
+             if start is not None and record.get(key) is not None]
+    if record.get("reason"):
+        lines.append(f"{'':15}reason: {record['reason']}; preempted {record.get('preemptions', 0)} times; scheduler CPU "
+                     f"{(record.get('decision_s') or 0.0) * 1e3:.2f} ms")
+    return lines
+
+
+def _outcome(row: dict[str, str], slo: dict[str, float]) -> str:
+    parts = [f"outcome: {row['status']}" + (f" {row['code']}" if row.get("code") else "")]
+    if row.get("detail"):
+        parts.append(row["detail"])
+    if row.get("retry_after_s"):
+        parts.append(f"Retry-After {float(row['retry_after_s']):.3g} s")
+    for column, key, label in (("ttft_s", "ttft_deadline_ms", "TTFT"), ("tpot_s", "tpot_deadline_ms", "TPOT")):
+        if row.get(column):
+            value = float(row[column])
+            limit = slo.get(key)
+            judged = "" if limit is None else f" {'<=' if value <= limit else '>'} {limit * 1e3:.0f} ms"
+            parts.append(f"{label} {value * 1e3:.1f} ms{judged}")
+    if row.get("output_tokens"):
+        parts.append(f"{row['output_tokens']} tokens")
+    return "; ".join(parts)
