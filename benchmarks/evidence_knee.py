@@ -1,0 +1,212 @@
+"""How often the interval of the adaptive knee search covers the true knee, and what a search costs.
+
+Usage: python -m benchmarks.evidence_knee [--quick] [--out docs/evidence/knee_search.md]
+Input: nothing; whole searches over simulated services whose data depend near the knee:
+`mm1` a queue with exponential service, its knee in closed form; `batching` the reference's step
+service (alpha 0.6 ms, beta 0.04 ms, gamma 8 us, 32 sequences) by `analysis/replay.py`; `bursty` the same with
+gamma arrivals of CV 2; `refusing` the embedded engine in virtual time with admission that answers 503.
+The knees of the last three come from long runs and bisection.
+Output: docs/evidence/knee_search.md; one JSON object as the last line.
+Does not: use anything of a service but its stages to search.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from analysis.batching import StepLaw
+from analysis.intervals import split
+from analysis.knee import Crossing, score_quantile
+from analysis.replay import replay
+from analysis.search import Limits, Probe, Spent, Step, estimate, next_step, probe
+from analysis.stationarity import stationarity
+
+WARMUP_SHARE, WARMUP_MAX_S = 0.1, 30.0  # as bench.config does by default
+LAW, SEQS = StepLaw(0.6e-3, 0.04e-3, 8e-6), 32
+TTFT_S = 0.8
+
+
+@dataclass
+class Served:
+    """One stage as a service left it: seconds from its start, (n,) each; score inf = refused."""
+
+    arrival_s: np.ndarray
+    done_s: np.ndarray
+    score: np.ndarray
+
+
+Service = Callable[[float, float, int], Served]  # (qps, duration_s, seed)
+
+
+def poisson(qps: float, duration_s: float, rng: np.random.Generator) -> np.ndarray:
+    """Arrival times of a Poisson process on [0, duration_s)."""
+    return np.sort(rng.uniform(0, duration_s, rng.poisson(qps * duration_s)))
+
+
+def mm1(mu_qps: float, deadline_s: float) -> Service:
+    """One server, exponential service of mean 1/mu; the score is the wait over the deadline."""
+
+    def serve(qps: float, duration_s: float, seed: int) -> Served:
+        rng = np.random.default_rng(seed)
+        arrival = poisson(qps, duration_s, rng)
+        service = rng.exponential(1 / mu_qps, len(arrival))
+        # Lindley: W_i = max(0, W_{i-1} + S_{i-1} - gap_i), in closed form by the running minimum
+        walk = np.concatenate([[0.0], np.cumsum(service[:-1] - np.diff(arrival))]) if len(arrival) else arrival
+        wait = walk - np.minimum.accumulate(walk)
+        return Served(arrival, arrival + wait + service, wait / deadline_s)
+
+    return serve
+
+
+def mm1_knee(mu_qps: float, deadline_s: float, target: float) -> float:
+    """The rate at which P(wait > d) = rho exp(-(mu - lambda) d) is 1 - target; 1/s."""
+    low, high = 0.0, mu_qps
+    for _ in range(60):
+        middle = (low + high) / 2
+        missed = middle / mu_qps * math.exp(-(mu_qps - middle) * deadline_s)
+        low, high = (middle, high) if missed < 1 - target else (low, middle)
+    return low
+
+
+def batching(burstiness: float = 1.0) -> Service:
+    """The reference's step service; `burstiness` is the shape of the gaps (1 = Poisson, .25 = CV 2)."""
+
+    def serve(qps: float, duration_s: float, seed: int) -> Served:
+        rng = np.random.default_rng(seed)
+        gaps = rng.gamma(burstiness, 1 / (qps * burstiness), int(qps * duration_s * 1.5 + 400))
+        arrival = np.cumsum(gaps)
+        arrival = arrival[arrival < duration_s]
+        prompt = rng.integers(100, 2001, len(arrival))
+        tokens = np.maximum(1, rng.lognormal(6.0, 0.6, len(arrival)).astype(int))
+        out = replay(arrival, prompt, tokens, LAW, SEQS)
+        tpot = (out.last_token_s - out.first_token_s) / np.maximum(tokens - 1, 1)
+        score = np.maximum((out.first_token_s - arrival) / TTFT_S, tpot / 0.1)
+        return Served(arrival, out.last_token_s, score)
+
+    return serve
+
+
+def refusing() -> Service:
+    """The embedded engine with admission: past its capacity it refuses, so that misses jump instead of bending."""
+    from bench.config.schema import Config
+    from bench.workload.plan import build_plan
+    from engine.settings import EngineConfig
+    from engine.simulate import simulate_stage
+
+    config = Config.model_validate(
+        {"engine": {"embedded": True, "profile": "reference-shape", "noise_cv": 0.0},
+         "scheduler": {"policy": "fcfs", "batch_size_cap": 32}, "sweep": {"drain_limit_sec": 60.0}}
+    )  # fmt: skip
+    engine = EngineConfig.from_config(config)
+    slo = config.slo
+
+    def serve(qps: float, duration_s: float, seed: int) -> Served:
+        plan = build_plan(config, "single", qps=[qps], duration_s=duration_s, seed=seed)
+        result = simulate_stage(plan, plan.stages[0], config, engine)
+        out, arrival = result.outcomes, result.schedule.intended_s
+        first, last = np.array(out.first_s), np.array(out.last_s)
+        tokens = np.array(out.output_tokens)
+        with np.errstate(invalid="ignore"):
+            tpot = (last - first) / np.maximum(tokens - 1, 1) / (slo.tpot_deadline_ms / 1e3)
+            score = np.maximum((first - arrival) / (slo.ttft_deadline_ms / 1e3), tpot)
+        ok = np.frombuffer(out.kind, dtype=np.uint8) == 1
+        done = np.array(out.done_s)
+        return Served(arrival, np.where(np.isfinite(done), done, duration_s), np.where(ok, score, np.inf))
+
+    return serve
+
+
+def as_probe(served: Served, qps: float, duration_s: float, target: float) -> Probe:
+    """What the live search would make of the stage."""
+    warmup = min(WARMUP_MAX_S, WARMUP_SHARE * duration_s)
+    window = served.arrival_s >= warmup
+    score = served.score[window]
+    flow = stationarity(served.arrival_s, served.done_s, warmup, duration_s, batch=SEQS)
+    parts = split(score, 5) if len(score) >= 50 else []
+    return probe(
+        qps, duration_s - warmup, score, score_quantile(score, target) if len(score) else math.nan,
+        [score_quantile(p, target) for p in parts], stable=flow.verdict != "UNSTABLE",
+    )  # fmt: skip
+
+
+@dataclass
+class Searched:
+    """One whole search."""
+
+    found: Crossing
+    steps: list[Step]
+    probes: list[Probe]
+    time_s: float
+    requests: int
+
+
+def search(service: Service, limits: Limits, target: float, seed: int) -> Searched:
+    """A search from its first stage to its last, drains included in the time."""
+    probes: list[Probe] = []
+    steps: list[Step] = []
+    spent = Spent()
+    while True:
+        step = next_step(probes, target, limits, spent)
+        steps.append(step)
+        if step.kind == "stop":
+            return Searched(estimate(probes, target), steps, probes, spent.time_s, spent.requests)
+        assert step.qps is not None
+        served = service(step.qps, step.duration_s, seed * 1000 + len(steps))
+        end_s = max(step.duration_s, min(float(served.done_s.max(initial=0.0)), step.duration_s + limits.overhead_s))
+        made = as_probe(served, step.qps, step.duration_s, target)
+        probes.append(replace(made, hold=step.kind == "hold"))
+        spent = Spent(spent.time_s + end_s, spent.requests + len(served.arrival_s))
+
+
+def long_run_knee(service: Service, target: float, low: float, high: float, paths: int) -> float:
+    """Bisection on the share of misses of long runs; the same seeds at every rate."""
+    for _ in range(9):
+        middle = (low + high) / 2
+        missed = arrived = 0
+        for k in range(paths):
+            served = service(middle, 3000.0, 900_000 + k)
+            score = served.score[served.arrival_s >= 30]
+            missed, arrived = missed + int((score > 1).sum()), arrived + len(score)
+        low, high = (middle, high) if missed <= (1 - target) * arrived else (low, middle)
+    return (low + high) / 2
+
+
+def study(name: str, service: Service, truth: float, limits: Limits, target: float, searches: int) -> dict[str, Any]:
+    """Coverage, error and cost over many searches from starts between a third and three times the knee."""
+    rng = np.random.default_rng(20261129)
+    began = time.process_time()
+    rows = []
+    for seed in range(searches):
+        start = float(f"{truth * math.exp(rng.uniform(-1.1, 1.1)):.3g}")
+        rows.append(search(service, replace(limits, start_qps=start), target, seed + 1))
+    cut = [r for r in rows if r.found.kind == "crossing" and r.found.value and r.found.low and r.found.high]
+    covered = [r for r in cut if r.found.low <= truth <= r.found.high]  # type: ignore[operator]
+    within = [r for r in cut if abs(r.found.value / truth - 1) <= 0.03]  # type: ignore[operator]
+    fits = [r for r in cut if "fit" in r.found.method]
+    widths = [(r.found.high - r.found.low) / r.found.value for r in cut]  # type: ignore[operator]
+    held = [r for r in rows if any(s.kind == "hold" for s in r.steps)]
+    proved = [r for r in held if r.probes[-1].misses <= (1 - target) * r.probes[-1].arrivals and r.probes[-1].stable]
+    row = {
+        "service": name, "target": target, "truth_qps": truth, "searches": searches, "found": len(cut) / searches,
+        "covered": len(covered) / searches, "within_3": len(within) / searches, "fits": len(fits) / searches,
+        "bias": float(np.mean([r.found.value / truth - 1 for r in cut])) if cut else None,  # type: ignore[operator]
+        "sd": float(np.std([r.found.value / truth - 1 for r in cut])) if cut else None,  # type: ignore[operator]
+        "width": float(np.median(widths)) if cut else None,
+        "stages": float(np.median([len(r.probes) for r in rows])),
+        "time_s": float(np.median([r.time_s for r in rows])), "time_p90_s": float(np.quantile([r.time_s for r in rows], 0.9)),
+        "requests": float(np.median([r.requests for r in rows])), "budget_out": sum("budget" in r.steps[-1].reason or any(
+            "budget" in s.reason for s in r.steps) for r in rows) / searches,
+        "held": len(held) / searches, "proved": len(proved) / max(len(held), 1), "cpu_s": time.process_time() - began,
+    }  # fmt: skip
+    print(json.dumps({k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()}), flush=True)
+    return row
