@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from bench.workload.expect import StageExpectation
     from bench.workload.plan import Plan
 
-SHAPES = ("sweep", "repeat", "ramp", "spike", "smoke", "replay", "single", "hold")
+SHAPES = ("sweep", "repeat", "ramp", "spike", "smoke", "replay", "single", "hold", "knee_search")
 
 
 @click.command(

@@ -152,6 +152,26 @@ class Sweep(Section):
     processes: int = _key(1, "worker processes that send", ge=1, le=256)
 
 
+class Search(Section):
+    """The adaptive search for the knee, `bench run --shape knee_search`."""
+
+    start_qps: Qps | None = _key(None, "rate of the first stage (default: loadgen.target_qps)", unit="1/s")
+    lowest_qps: Qps | None = _key(None, "no stage is slower (default: a 64th of the first)", unit="1/s")
+    highest_qps: Qps | None = _key(None, "no stage is faster (default: 64 times the first)", unit="1/s")
+    stage_sec: Seconds = _key(
+        120.0, "shortest stage, warm-up included; an undecided one is run again, longer", unit="s"
+    )
+    width_ratio: Annotated[float, Field(gt=0, le=1)] = _key(
+        0.1, "the search ends when the interval of the knee is narrower than this share of it", unit="1"
+    )
+    width_qps: Qps | None = _key(None, "or narrower than this, whichever comes first", unit="1/s")
+    max_duration_sec: Seconds = _key(7200.0, "the whole search, hold and drains included, takes no longer", unit="s")
+    max_requests: Annotated[int, Field(ge=1)] | None = _key(None, "and sends no more", unit="requests")
+    hold_sec: SecondsOrZero = _key(
+        300.0, "last stage at 75 % of the interval's lower end, which must hold the SLO; 0: none", unit="s"
+    )
+
+
 class Target(Section):
     """How the service is spoken to."""
 
@@ -288,6 +308,7 @@ class Config(Section):
     admission: Admission = Field(default_factory=Admission, description="admission of the embedded engine")
     loadgen: Loadgen = Field(default_factory=Loadgen, description="what is sent")
     sweep: Sweep = Field(default_factory=Sweep, description="stages")
+    search: Search = Field(default_factory=Search, description="adaptive search for the knee")
     target: Target = Field(default_factory=Target, description="how the service is spoken to")
     client: Client = Field(default_factory=Client, description="how answers are read")
     engine: Engine = Field(default_factory=Engine, description="the embedded engine")

@@ -24,7 +24,7 @@ from bench.workload.arrivals import Levels, integrated_rate, rate_at
 from bench.workload.lengths import Lengths
 from bench.workload.trace import Trace, TraceError, read_trace
 
-SHAPES = ("sweep", "repeat", "ramp", "spike", "smoke", "replay", "single", "hold")
+SHAPES = ("sweep", "repeat", "ramp", "spike", "smoke", "replay", "single", "hold", "knee_search")
 SMOKE_QPS = 2.0  # the reference's small-scale check before a sweep
 SMOKE_S = 30.0
 SPIKE_FACTOR = 3.0  # peak over base when no rates are given
@@ -251,6 +251,27 @@ def build_plan(
     )
 
 
+def search_stage(config: Config, plan: Plan, qps: float, duration_s: float, *, hold: bool = False) -> Stage:
+    """One more stage of a knee search, after those of `plan`; a rate that was run before sends another load."""
+    points = _flat(qps, duration_s)[1]
+    repeat = sum(1 for stage in plan.stages if stage.offered_qps == qps)
+    warmup_s = config.warmup_s(duration_s)
+    index = len(plan.stages)
+    return Stage(
+        index=index,
+        repeat=repeat,
+        name=f"{index:02d} {config.target.endpoint} @{qps:g}{' hold' if hold else ''}",
+        offered_qps=float(qps),
+        ramp_to_qps=None,
+        process=config.loadgen.arrival_process,
+        burstiness=config.loadgen.burstiness,
+        duration_s=float(duration_s),
+        warmup_s=warmup_s if warmup_s < duration_s else duration_s / 10,
+        drain_limit_s=config.sweep.drain_limit_sec,
+        seed=stage_seed(plan.run_seed, points, repeat),
+    )
+
+
 Points = tuple[tuple[float, float], ...]
 
 
@@ -297,6 +318,8 @@ def _levels(
     if shape == "hold":
         # One rate for as long as asked: the watermark of `bench plan`, else the target rate.
         return [_flat((qps or [target])[0], length_s)] * (repeats or 1)
+    if shape == "knee_search":  # the first stage; the search adds the others, see `search_stage`
+        return [_flat((qps or [config.search.start_qps or target])[0], duration_s or config.search.stage_sec)]
     if shape == "smoke":
         return [_flat((qps or [SMOKE_QPS])[0], duration_s or SMOKE_S)]
     if shape == "ramp":
@@ -364,5 +387,6 @@ __all__ = [
     "Stage",
     "TraceError",
     "build_plan",
+    "search_stage",
     "stage_seed",
 ]
