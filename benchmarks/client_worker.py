@@ -29,10 +29,12 @@ from bench.client.endpoint import parse_base_url
 from bench.client.outcome import Outcome
 from bench.client.transport import Transport, TransportOptions
 from bench.records.packing import pack
+from bench.records.request import RequestRow
 from locustfiles import stats
 
 WARMUP_S = 3.0
-FLUSH_S = 0.1
+# As the generator does: rows and Locust events ten times a second, a batch of rows to the master once a second.
+FLUSH_S, SHIP_S = 0.1, 1.0
 PROMPT_SHARE = 0.05
 
 
@@ -76,26 +78,34 @@ def run_transport(args: argparse.Namespace) -> dict[str, Any]:
         transport.send(body, request_id=name, prompt_read=prompt_read, pinned_tokens=args.tokens,
                        on_done=lambda outcome: finished.append((name, intended_s, outcome)))
 
+    ready: list[RequestRow] = []
+
     def flush() -> None:
-        rows = []
         while finished:
             name, intended_s, outcome = finished.pop()
             row = outcome.to_row(stage=0, arrival=len(requests), worker=0, repeat=0, offered_qps=args.rate,
                                  phase="window", tenant="", request_class="", request_id=name, intended_s=intended_s,
                                  input_tokens=300, max_tokens=args.tokens, to_run_s=float)
             stats.fire(environment, "00 benchmark", row)
-            rows.append(row)
+            ready.append(row)
             if row.status == "ok":
                 requests[name] = [row.sent_s, row.first_token_s, row.last_token_s, row.chunks]
             if row.connect_s is not None:
                 connects_s.append(row.connect_s)
-        if rows:
-            pack(rows)
+
+    def ship() -> None:
+        if ready:
+            pack(ready)
+            ready.clear()
 
     def flush_always() -> None:
+        shipped_s = time.monotonic()
         while True:
             gevent.sleep(FLUSH_S)
             flush()
+            if time.monotonic() - shipped_s >= SHIP_S:
+                shipped_s = time.monotonic()
+                ship()
 
     flusher = gevent.spawn(flush_always)
     blocker = gevent.spawn(_block, args.block_ms / 1e3) if args.block_ms else None

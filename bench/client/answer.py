@@ -6,8 +6,9 @@ Does not: read sockets or clocks, retry, compute latencies (`Outcome.to_row` doe
 
 1. `feed` parses every event. All events that end in one read carry that read's time.
 2. `feed_lazy` may be used once `first_output` is True. Chunk framing is followed exactly; output events are counted
-   by a byte search where every event of the heap looks like the ones before, otherwise the heap is parsed. The last
-   event of a heap is always parsed, so usage, finish reason and last output are exact.
+   by a byte comparison or search where every event of the heap looks like the ones before, otherwise the heap is
+   parsed. The last event of a heap is parsed unless it equals a parsed one but for its text, so usage, finish reason
+   and last output are exact.
 3. Memory is bounded: one unfinished event, 64 KiB of a refusal's body, a histogram of at most 1,100 bins.
 4. Nothing is raised for bad bytes: they become the outcome's code. The first fault of an answer stands.
 5. An answer that has said it is over ([DONE] or a finish reason) is not spoilt by how its connection ends.
@@ -156,7 +157,7 @@ class AnswerReader:
                     if self._first_at is None or (found & CONTENT and self._content_at is None) or self.lazy:
                         self._read_outputs = 0
                         self._output(found, at)
-                        self._last_output = data
+                        self._last_output = data[end + 2 : -4]
                     else:
                         self._gaps.add(at - self._last_at)
                         self._last_at = at
@@ -312,24 +313,45 @@ class AnswerReader:
         if heaps.needle is None and self._last_output and not self._chat.several:
             heaps.learn(self._last_output)
             self._last_output = b""
-        if heaps.needle is None or not self._plain_path or self._chat.done:
+        chat = self._chat
+        if heaps.needle is None or not self._plain_path or chat.done or chat.several:
             return self._parse(data, at)
         if self._rest:
             data = self._rest + data
             self._rest = b""
+        if heaps.has_template:
+            return self._feed_alike(data, at)
         starts, end, unusual = heaps.walk(data)
         events, last, stop = heaps.count(data, starts, end)
         if events:
             self._at = at
-            self._chat.count_alike(events - 1, heaps.kind)
-            found = self._chat.event(last)
+            chat.count_alike(events - 1, heaps.kind)
+            found = chat.event(last)
             self._reads += 1
             self._read_outputs = 0
             self._output(found or heaps.kind, at)
+            if found == heaps.kind:
+                heaps.adopt(b"data:" + last)
         if unusual or stop < end:
             # Finish, usage, [DONE] and the last chunk, or a heap that is not alike.
             return self._parse(data[stop:], at)
         self._rest = data[end:]
+        return False
+
+    def _feed_alike(self, data: bytes, at: float) -> bool:
+        """A heap of a stream whose events are known but for their text."""
+        events, stop = self._heaps.alike(data)
+        if events:
+            self._at = self._last_at = at
+            self._reads += 1
+            self._chat.count_alike(events, self._heaps.kind)
+            if stop == len(data):
+                return False
+            data = data[stop:]
+        starts, _, unusual = self._heaps.walk(data)
+        if starts or unusual:
+            return self._parse(data, at)
+        self._rest = data
         return False
 
     # --- ends ---

@@ -34,6 +34,8 @@ _START = b"HTTP/1."
 
 # Chunk-size lines repeat endlessly, so their values are looked up; only validated lines get in, and not too many.
 SIZES: dict[bytes, int] = {}
+# The same for a chunk that is one event of one line: size line with its CR -> length of that line.
+LINE_LENGTHS: dict[bytes, int] = {}
 _SIZES_MAX = 8_192
 
 
@@ -45,6 +47,7 @@ def chunk_size(line: bytes) -> int:
     size = int(match.group(1), 16)
     if len(SIZES) < _SIZES_MAX and len(line) <= 16:
         SIZES[bytes(line)] = size
+        LINE_LENGTHS[bytes(line) + b"\r"] = size - 2
     return size
 
 

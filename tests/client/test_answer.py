@@ -535,6 +535,92 @@ def test_heaps_that_are_not_alike_are_parsed(heap: bytes) -> None:
             assert lazy == full
 
 
+def long_token(text: str = "x", **more: Any) -> bytes:
+    return event({"content": text}, created=1, **more)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        long_token("y" * 500),
+        long_token("排队"),
+        long_token("line\nbreak"),
+        long_token('a "quote"'),
+        long_token("back\\slash"),
+        long_token("\U0001f600"),
+        long_token().replace(b'"x"', b'"\\ud83d"'),  # half a pair
+        long_token(""),
+        long_token().replace(b'"x"', b'"\x01"'),  # no JSON
+        long_token().replace(b'"x"', b'"\\"'),  # the escape takes the end of the string
+        long_token().replace(b'"x"', b'"\xff"'),
+        long_token().replace(b'"x"', b'"x","role":"y"'),
+        long_token().replace(b'"x"', b"null"),
+        long_token().replace(b'"created":1', b'"created":2'),
+        long_token().replace(b"data: ", b"data:"),
+        long_token().replace(b"data: ", b"data : "),
+        long_token().replace(b"\n\n", b"\n"),
+        long_token().replace(b"\n\n", b"\n\n\n"),
+        long_token().replace(b"\n\n", b"\r\n\r\n"),
+        long_token().replace(b'{"content"', b'\r{"content"'),
+        long_token() + long_token(),
+        long_token("x", error={"message": "boom"}),
+        b": ping\n\n",
+        b"\n\n",
+        b"x",
+        b"",
+    ],
+)
+def test_an_odd_event_among_events_that_are_alike(odd: bytes) -> None:
+    alike = [framed(long_token(f" t{i}")) for i in range(6)]
+    strange = framed(odd) if odd else b"0;x\r\n"
+    for n in (1, 3):
+        for end in (framed(FINISH, usage(9), DONE) + END, b""):
+            heap = b"".join(alike[:n]) + strange + b"".join(alike[n:])
+            for cut in (len(heap), len(heap) - 30, len(heap) // 2):
+                # The first output alone in its read, and together with others: two ways to a template.
+                for start in ([HEAD + framed(ROLE), alike[0]], [HEAD + framed(ROLE) + alike[0], alike[1] + alike[2]]):
+                    full, lazy = both_ways([*start, heap[:cut], heap[cut:] + end])
+                    assert lazy == full
+                    full, lazy = both_ways([*start, heap.replace(b"\r\n", b";x=1\r\n", 1)[:cut], end])
+                    assert lazy == full
+
+
+def test_chunk_sizes_are_not_taken_on_trust() -> None:
+    alike = framed(long_token())
+    wrong = b"%x" % (len(long_token()) + 1) + alike[alike.index(b"\r") :]
+    framed(b"x" * (len(long_token()) + 1))  # its size line is known by then
+    full, lazy = both_ways([HEAD + framed(ROLE), framed(long_token("xy")), alike + wrong + alike, alike])
+    assert lazy["code"] == full["code"] == "SC-HTTP"
+
+
+def test_events_that_are_alike_are_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    import bench.client.chat as chat
+
+    reader = AnswerReader()
+    reader.feed(HEAD + framed(ROLE), 1.0)
+    reader.feed(framed(long_token()), 1.5)
+    monkeypatch.setattr(chat, "_loads", None)
+    for heap in range(3):
+        reader.feed_lazy(framed(*(long_token(f" t{heap}{i}") for i in range(9))), 2.0 + heap)
+    monkeypatch.undo()
+    reader.feed_lazy(framed(*[long_token()] * 4, FINISH, usage(32), DONE) + END, 5.0)
+    outcome = reader.outcome()
+    # 1 read promptly + 3 heaps of 9 + 4; five reads carried output
+    assert (outcome.chunks, outcome.output_tokens, outcome.reads, outcome.content_chunks) == (32, 32, 5, 32)
+    assert (outcome.first_token_at, outcome.last_token_at, outcome.status) == (1.5, 5.0, "ok")
+
+
+def test_a_template_that_never_fits_is_given_up() -> None:
+    """Services with a counter in each event: the comparison must not cost them anything for long."""
+    reader = AnswerReader()
+    reader.feed(HEAD + framed(ROLE), 1.0)
+    reader.feed(framed(long_token(n=-1)), 1.5)
+    for heap in range(12):
+        reader.feed_lazy(framed(*(long_token(n=heap * 10 + i) for i in range(10))), 2.0 + heap)
+    assert reader.outcome().chunks == 121
+    assert reader._heaps.needle is not None and not reader._heaps._before
+
+
 def test_lazy_streams_have_no_gap_statistics() -> None:
     reader = AnswerReader()
     reader.feed(HEAD + framed(token()), 1.0)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from bench.client.kernel_time import (
     SO_TIMESTAMPNS,
+    STEP_NS,
     KernelClock,
     StampKeeper,
     ask_for_stamps,
@@ -110,7 +111,7 @@ def test_no_result_leaves_the_possible_interval(seed: int) -> None:
         assert now == clocks.mono
         assert low <= at <= now
         if clock.steps == 0:
-            assert at == arrived
+            assert abs(at - arrived) <= STEP_NS  # a smaller step is not told from the clocks' drift
 
 
 def test_stamp_is_found_among_other_ancillary_data() -> None:
