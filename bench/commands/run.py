@@ -10,7 +10,7 @@ import click
 
 from bench.commands.options import load_options
 
-SHAPES = ("sweep", "repeat", "ramp", "spike", "smoke", "replay", "single", "hold")
+SHAPES = ("sweep", "repeat", "ramp", "spike", "smoke", "replay", "single", "hold", "knee_search")
 
 
 @click.command(
