@@ -434,6 +434,8 @@ class Live:
         where = f"{self.target_qps:g} requests/s" if self.target_qps is not None else "the target rate"
         if not at:
             held = [s.plan.offered_qps for s in self.stages if s.verdict(now_s) == "held"]
+            if held and self.target_qps is not None and max(held) > self.target_qps:
+                return f"passes so far: the SLO holds at {max(held):g} requests/s, above the target of {where}"
             so_far = f"; held up to {max(held):g} requests/s so far" if held else ""
             return f"open: {where} is not among the stages that ran{so_far}"
         if words & {"missed", "misses"}:

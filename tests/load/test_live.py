@@ -220,6 +220,17 @@ def test_the_verdict_so_far_in_every_state() -> None:
     assert [text.split(":")[0] for text in said] == ["open", "passes so far", "fails so far", "stopped early"]
 
 
+def test_a_rate_above_the_target_that_held_speaks_for_the_target() -> None:
+    live = opened((20.0, 40.0))
+    live.target_qps = 30.0
+    for index, words in ((0, "open: 30 requests/s is not among"), (1, "passes so far: the SLO holds at 40 requests/s")):
+        live.open_stage(live.plan.stages[index], [3.0])
+        live.begin_stage(0.0)
+        live.add_rows(index, [row(0)])
+        live.end_stage(11.0, [])
+        assert live.verdict(12.0).startswith(words)
+
+
 def test_the_series_is_a_rate_per_second() -> None:
     live = opened()
     live.open_stage(live.plan.stages[0], [])

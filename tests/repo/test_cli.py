@@ -1,0 +1,125 @@
+"""Every command: help opens with an example, docs/cli.md is up to date, nothing heavy is imported, shells complete."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from bench.__main__ import COMMANDS, main
+from tests.repo import write_cli_doc
+
+HEAVY = ("locust", "gevent", "numpy", "pandas", "scipy", "altair", "vl_convert", "pydantic", "jinja2", "rich", "flask")
+
+
+def python(code: str, *, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True, cwd=cwd)
+
+
+def test_docs_cli_is_what_the_commands_say() -> None:
+    assert write_cli_doc.PAGE.read_text(encoding="utf-8") == write_cli_doc.text(), (
+        "docs/cli.md is old: run python -m tests.repo.write_cli_doc"
+    )
+
+
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_help_opens_with_an_example_and_lists_the_flags_of_the_page(name: str) -> None:
+    done = CliRunner().invoke(main, [name, "--help"])
+    assert done.exit_code == 0, done.output
+    lines = done.output.splitlines()
+    at = next((i for i, line in enumerate(lines) if line.strip() == "Example:"), None)
+    assert at is not None, f"bench {name} --help has no example"
+    assert lines[at + 1].strip().startswith(("bench ", "eval "))
+    page = write_cli_doc.PAGE.read_text(encoding="utf-8")
+    part = page.split(f"\n## bench {name}", 1)[1].split("\n## ", 1)[0]
+    printed = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", done.output.split("Options:", 1)[-1])) - {"--help"}
+    assert {flag for flag in re.findall(r"`(--[a-z][a-z0-9-]*)`", part)} <= printed | set(re.findall(r"--[a-z0-9-]+", done.output))
+    declared = {o for p in write_cli_doc.load(name).params if isinstance(p, click.Option) and not p.hidden for o in p.opts if o.startswith("--")}
+    assert all(f"`{flag}`" in part for flag in declared)
+
+
+@pytest.mark.parametrize("arguments", [["--help"], *([name, "--help"] for name in COMMANDS), ["--version"]])
+def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
+    code = (
+        "import sys, json\nfrom bench.__main__ import main\n"
+        f"try:\n    main({arguments!r}, prog_name='bench')\nexcept SystemExit:\n    pass\n"
+        f"print('@' + json.dumps([m for m in {HEAVY!r} if m in sys.modules]))"
+    )
+    loaded = json.loads(python(code).stdout.rsplit("@", 1)[1])
+    assert loaded == []
+
+
+def test_commands_that_send_no_load_do_not_load_locust(tmp_path: Path) -> None:
+    """Locust patches the whole process when it is imported."""
+    (tmp_path / "c.json").write_text('{"model": "m", "base_url": "http://127.0.0.1:9"}', encoding="utf-8")
+    for arguments in (["validate", "c.json"], ["init", "new"], ["report", "new"], ["compare", "new", "new"], ["analyse", "new"]):
+        code = (
+            "import sys\nfrom bench.__main__ import main\n"
+            f"try:\n    main({arguments!r}, prog_name='bench')\nexcept SystemExit:\n    pass\n"
+            "print('@', 'locust' in sys.modules, 'gevent' in sys.modules)"
+        )
+        assert python(code, cwd=tmp_path).stdout.rsplit("@", 1)[1].split() == ["False", "False"], arguments
+
+
+def test_a_wrong_command_names_the_near_one() -> None:
+    done = CliRunner().invoke(main, ["comprae"])
+    assert done.exit_code == 2 and "Did you mean 'compare'?" in done.output
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_is_a_script_of_that_shell(shell: str, tmp_path: Path) -> None:
+    done = CliRunner().invoke(main, ["completion", shell])
+    assert done.exit_code == 0 and "_BENCH_COMPLETE" in done.output and "bench" in done.output
+    binary = shutil.which(shell)
+    if binary is None:
+        pytest.skip(f"{shell} is not installed: its script was not parsed")
+    (tmp_path / "script").write_text(done.output, encoding="utf-8")
+    checked = subprocess.run([binary, "-n", str(tmp_path / "script")], capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stderr
+
+
+def test_completion_completes_an_option() -> None:
+    environment = {**os.environ, "_BENCH_COMPLETE": "bash_complete", "COMP_WORDS": "bench compare --tol", "COMP_CWORD": "2"}
+    done = subprocess.run([sys.executable, "-c", "from bench.__main__ import main; main(prog_name='bench')"],
+                          env=environment, capture_output=True, text=True, timeout=30, check=False)  # fmt: skip
+    assert done.stdout.strip() == "plain,--tolerance"
+
+
+def test_init_writes_what_is_not_there_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / ".env.example").write_text("mine", encoding="utf-8")
+    done = CliRunner().invoke(main, ["init", str(tmp_path), "--json"])
+    said = json.loads(done.output)
+    assert done.exit_code == 0 and sorted(Path(p).name for p in said["written"]) == ["bench.json", "compose.yaml"]
+    assert (tmp_path / ".env.example").read_text(encoding="utf-8") == "mine"
+    before = {p: p.read_bytes() for p in tmp_path.iterdir()}
+    again = CliRunner().invoke(main, ["init", str(tmp_path)])
+    assert again.exit_code == 0 and again.output.count("kept, was there") == 3
+    assert {p: p.read_bytes() for p in tmp_path.iterdir()} == before
+    assert CliRunner().invoke(main, ["init", str(tmp_path), "--name", "../x.json"]).exit_code == 2
+
+
+def test_what_init_writes_is_good(tmp_path: Path) -> None:
+    CliRunner().invoke(main, ["init", str(tmp_path), "--name", "chat.json", "-q"])
+    env = {"BENCH_BASE_URL": "http://127.0.0.1:9", "BENCH_MODEL": "m"}
+    done = CliRunner().invoke(main, ["validate", str(tmp_path / "chat.json"), "--json"], env=env)
+    assert done.exit_code == 0, done.output
+    compose = yaml.safe_load((tmp_path / "compose.yaml").read_text(encoding="utf-8"))
+    service = compose["services"]["bench"]
+    assert service["secrets"] == ["bench_api_key"] and "chat.json" in service["command"]
+    assert service["environment"]["BENCH_API_KEY_FILE"] == "/run/secrets/bench_api_key"
+    names = re.findall(r"^(\w+)=", (tmp_path / ".env.example").read_text(encoding="utf-8"), re.MULTILINE)
+    assert names == ["BENCH_BASE_URL", "BENCH_MODEL", "BENCH_API_KEY_FILE"]
+
+
+def test_init_into_a_place_that_cannot_be_written_is_exit_2() -> None:
+    done = CliRunner().invoke(main, ["init", "/proc/nowhere"])
+    assert done.exit_code == 2 and "choose a folder that can be written" in done.output and "Traceback" not in done.output
