@@ -23,10 +23,11 @@ from analysis.csv_check import check_csv
 from analysis.diagnosis import diagnose
 from analysis.errors import error_groups
 from analysis.gates import default_gates, evaluate, locate, usable
-from analysis.knee import Level, capacity, crossing
+from analysis.knee import Crossing, Level, capacity, crossing
 from analysis.repeatability import repeatability
 from analysis.row_checks import Checked, check_rows
 from analysis.run_files import Gauge, ServerGauge, read_gauge, read_run_info, read_server_gauge, read_stages
+from analysis.search import Probe, estimate, probe
 from analysis.stage import Context, StageResult, analyse_stage
 from analysis.verdict import Facts, verdict
 from bench.records.analysis import SCHEMA_VERSION, Analysis, Capacity, Reason, StageAnalysis, to_json
@@ -78,6 +79,30 @@ def analyse_run(
     results = [analyse_stage(checked, row, context) for row in stage_rows]
     return _assemble(run_dir, info, raw, config, slo, target, checked, stage_rows, results, context, problems,
                      models)  # fmt: skip
+
+
+def search_probes(run_dir: Path, *, after: int = -1) -> list[Probe]:
+    """The stages of a knee search that have an index above `after`, as the search reads them; [] when there is none.
+
+    Raises `load.LedgerError` when the ledger cannot be read.
+    """
+    _, raw, _ = read_run_info(run_dir)
+    config = _section(raw, "config")
+    slo = _slo(config, None, None, None, None)
+    rows = [row for row in read_stages(run_dir)[0] if row.stage > after]
+    if not rows:
+        return []
+    checked = check_rows(load.read_ledger(load.requests_path(run_dir)))
+    context = _context(config, raw, slo, read_gauge(run_dir)[0], read_server_gauge(run_dir))
+    return [_probe(analyse_stage(checked, row, context)) for row in rows]
+
+
+def _probe(result: StageResult) -> Probe:
+    public, joint = result.public, result.joint
+    invalid = next((r.text for r in public.reasons if r.severity == "invalid"), "")
+    made = probe(public.offered_qps, public.window_s, result.window_scores, joint.value, joint.batches,
+                 stable=public.stationarity != "UNSTABLE")  # fmt: skip
+    return replace(made, valid=usable(public), hold=public.name.endswith(" hold"), reason=invalid)
 
 
 def write_analysis(run_dir: Path, **overrides: Any) -> Analysis:
@@ -187,7 +212,7 @@ def _check_seeds(rows: list[StageRow], raw: dict[str, Any], problems: list[Ledge
     for row in rows:
         by_rate.setdefault(row.offered_qps, set()).add(row.seed)
     mixed = [rate for rate, seeds in by_rate.items() if len(seeds) > 1]
-    if same and mixed:
+    if same and mixed and raw.get("shape") != "knee_search":  # a search never sends a load twice
         text = (
             f"repeats were to send the same load, but seeds differ at {', '.join(f'{r:g}' for r in mixed)} requests/s"
         )
@@ -237,7 +262,8 @@ def _assemble(
     errors = error_groups(checked)
     csv_check = check_csv(run_dir, checked, stage_rows)
     model = _model(checked, stage_rows, results, config, slo) if models else None
-    found = _capacity(results, slo, model.get("lambda_max_qps") if model else None)
+    searched = estimate([_probe(r) for r in results], slo.attainment_target) if _is_search(raw, results) else None
+    found = _capacity(results, slo, model.get("lambda_max_qps") if model else None, searched)
     target, at, notes = _where(raw, config, target, stages)
     gates = [evaluate(g, stages, found, target) for g in default_gates(slo.as_dict(), _gates(config), at)]
     bound, limit = _clock_bound(raw), CLOCK_LIMIT * slo.ttft_deadline_s
@@ -258,7 +284,7 @@ def _assemble(
     return Analysis(
         schema_version=SCHEMA_VERSION, run=run, slo=slo.as_dict(), target_qps=target, verdict=judged, gates=gates,
         stages=stages, capacity=found, errors=errors,
-        repeatability=repeatability(stages, {r.stage: r.seed for r in stage_rows}),
+        repeatability=[] if searched else repeatability(stages, {r.stage: r.seed for r in stage_rows}),
         in_flight_series=series.in_flight_series(context.gauge),
         heatmap=series.heatmap(ledger["intended_s"], ledger["e2e_s"], checked.status == load.OK),
         worst=series.worst_rows(checked, in_window), csv_check=csv_check,
@@ -364,8 +390,17 @@ def _levels(results: list[StageResult], kind: str) -> list[Level]:
     return levels
 
 
-def _capacity(results: list[StageResult], slo: Slo, lambda_max_qps: float | None) -> Capacity:
-    found = capacity(_levels(results, "joint"), slo.attainment_target, lambda_max_qps=lambda_max_qps)
+def _is_search(raw: dict[str, Any], results: list[StageResult]) -> bool:
+    return raw.get("shape") == "knee_search" and any(usable(r.public) for r in results)
+
+
+def _capacity(
+    results: list[StageResult], slo: Slo, lambda_max_qps: float | None, searched: Crossing | None = None
+) -> Capacity:
+    held = _held(results) if searched is not None else ""
+    found = capacity(
+        _levels(results, "joint"), slo.attainment_target, lambda_max_qps=lambda_max_qps, found=searched, note=held
+    )
     whole = crossing(_levels(results, "e2e"), 0.95)
     found.p95_crossing_qps, found.p95_crossing_kind = whole.value, whole.kind
     found.p95_crossing_low_qps, found.p95_crossing_high_qps = whole.low, whole.high
@@ -375,6 +410,19 @@ def _capacity(results: list[StageResult], slo: Slo, lambda_max_qps: float | None
         where = f"at {whole.value:.1f} requests/s" if whole.kind == "crossing" else "at every measured rate"
         found.sentence += f" P95 of the whole answer passes its target of {slo.e2e_target_s:g} s {where}, before that."
     return found
+
+
+def _held(results: list[StageResult]) -> str:
+    """What the hold at the watermark showed; empty when the search had none."""
+    hold = next((r.public for r in results if r.public.name.endswith(" hold")), None)
+    if hold is None:
+        return ""
+    share = hold.attainment_joint.value
+    where = f"at the watermark, {hold.offered_qps:g} requests/s for {hold.window_s:.0f} s"
+    if share is None or not usable(hold):
+        return f"The hold {where} is {hold.verdict} and proves nothing."
+    said = {"MET": "held the SLO", "NOT_MET": "did not hold the SLO"}.get(hold.verdict, "is not decided")
+    return f"The hold {where} {said} (attainment {share:.4f}, {hold.stationarity})."
 
 
 def _clock_bound(raw: dict[str, Any]) -> float | None:

@@ -201,9 +201,15 @@ def flattening(levels: list[Level]) -> float | None:
     return float(np.mean(flat)) if flat else None
 
 
-def capacity(levels: list[Level], target: float, *, lambda_max_qps: float | None = None, note: str = "") -> Capacity:
-    """Everything said about capacity. `lambda_max_qps`: from the batching model, when it was fitted."""
-    found = crossing(levels, target)
+def capacity(
+    levels: list[Level], target: float, *, lambda_max_qps: float | None = None, note: str = "",
+    found: Crossing | None = None,
+) -> Capacity:  # fmt: skip
+    """Everything said about capacity. `lambda_max_qps`: from the batching model, when it was fitted.
+
+    `found`: the knee, when a search knows it better than the levels do.
+    """
+    found = found or crossing(levels, target)
     base = found.low if found.low is not None else None
     return Capacity(
         knee_qps=found.value,
@@ -222,6 +228,8 @@ def capacity(levels: list[Level], target: float, *, lambda_max_qps: float | None
 
 
 def _sentence(found: Crossing, target: float) -> str:
+    if found.kind == "none" and "decided" in found.method:
+        return "The search decided no rate, so nothing is said about the knee; give it more time."
     if found.kind == "none":
         return "No stage is valid, so nothing is said about capacity."
     if found.kind == "below":

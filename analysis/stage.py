@@ -74,6 +74,7 @@ class StageResult:
     steady: Stationarity
     rows: np.ndarray  # indices of the window's rows in the ledger
     e2e_hits: int
+    window_scores: np.ndarray  # SLO score of each arrival of the window, in order; inf = failed
 
 
 def analyse_stage(checked: Checked, row: StageRow, context: Context) -> StageResult:
@@ -113,6 +114,7 @@ def analyse_stage(checked: Checked, row: StageRow, context: Context) -> StageRes
         steady=flow,
         rows=window,
         e2e_hits=int(np.count_nonzero(found.e2e)),
+        window_scores=np.where(found.joint, np.minimum(score, 1.0), np.maximum(score, np.nextafter(1.0, 2.0))),
     )
 
 

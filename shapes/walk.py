@@ -34,6 +34,9 @@ class PlanShape(LoadTestShape):
         bench = getattr(self.runner.environment, "bench", None) if self.runner is not None else None
         return bench.conductor if bench is not None else None
 
+    def _begin(self) -> None:
+        self.runner.environment.bench.begin(self.plan_name)  # type: ignore[union-attr]
+
     def tick(self) -> tuple[int, float] | None:
         """(one user per worker, spawn all at once) until the run has its whole folder, then None."""
         if self._conductor is None:
@@ -41,7 +44,7 @@ class PlanShape(LoadTestShape):
             raise StopTest(f"shape {name} needs a locustfile of this project, such as locustfiles/chat.py")
         if not self._begun:
             self._begun = True
-            self.runner.environment.bench.begin(self.plan_name)  # type: ignore[union-attr]
+            self._begin()
         elif self._conductor.finished:
             return None
         workers = getattr(self.runner, "worker_count", 1) or 1
