@@ -19,6 +19,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -48,6 +49,9 @@ class JobOptions:
     base_url: str = ""
     model: str = ""
     users: int = 0  # closed loop with this concurrency; 0 = open loop
+    workers: int = 0  # on other machines; 0 = none
+    bind: str = "127.0.0.1:5557"  # where these connect to
+    wait_s: float = 0.0  # for a service that is not up yet
     lang: str = "en"
     preflight: bool = True
     quiet: bool = False
@@ -75,6 +79,7 @@ def run_job(options: JobOptions) -> int:
 
 
 def _run(options: JobOptions, say: _Console) -> int:
+    _check_bind(options.bind)
     resolved = _load(options, say)
     plan = _plan(options, resolved)
     _check_baseline(options, plan)
@@ -85,9 +90,15 @@ def _run(options: JobOptions, say: _Console) -> int:
         if base_url:
             resolved = _load(options, say, base_url=base_url, quiet=True)
         if options.preflight:
-            _preflight(resolved, run_dir, environment, say)
+            _preflight(resolved, run_dir, environment, say, options.wait_s)
         code = _locust(options, resolved, plan, run_dir, environment, say)
     return _finish(options, run_dir, code, say)
+
+
+def _check_bind(bind: str) -> None:
+    host, _, port = bind.rpartition(":")
+    if not (host and port.isdigit() and 0 < int(port) < 65536):
+        raise JobError(f"--bind is {bind!r}; an address and a port, such as 127.0.0.1:5557 or 0.0.0.0:5557", EXIT_USAGE)
 
 
 # -- before the load ------------------------------------------------------------------
@@ -249,11 +260,16 @@ def _environment(options: JobOptions, base_url: str, run_dir: Path, resolved: An
     return environment
 
 
-def _preflight(resolved: Any, run_dir: Path, environment: dict[str, str], say: _Console) -> None:
+def _preflight(resolved: Any, run_dir: Path, environment: dict[str, str], say: _Console, wait_s: float = 0.0) -> None:
     from bench.client.preflight import run_preflight
     from bench.config import api_key
 
+    until = time.monotonic() + wait_s
     report = run_preflight(resolved, api_key(resolved.config))
+    # A service that refuses (4xx) is there; waiting mends only one that is not.
+    while not report.ok and "[CH-4" not in report.sentence and time.monotonic() < until:
+        time.sleep(1.0)
+        report = run_preflight(resolved, api_key(resolved.config))
     record = run_dir / "preflight.json"
     record.write_text(json.dumps(report.to_dict(), ensure_ascii=False, indent=1), encoding="utf-8")
     environment["BENCH_PREFLIGHT"] = str(record)
@@ -282,7 +298,11 @@ def locust_command(options: JobOptions, processes: int) -> list[str]:
         command += ["--plan-seed", str(options.seed)]
     if options.users:
         command += ["-u", str(options.users), "-r", str(options.users)]
-    if processes > 1:
+    if options.workers:
+        host, _, number = options.bind.rpartition(":")
+        command += ["--master", "--expect-workers", str(options.workers), "--expect-workers-max-wait", "300"]
+        command += ["--master-bind-host", host or "127.0.0.1", "--master-bind-port", number]
+    elif processes > 1:
         port = str(_free_port())
         command += ["--processes", str(processes), "--master-bind-host", "127.0.0.1", "--master-bind-port", port]
         command += ["--master-host", "127.0.0.1", "--master-port", port]

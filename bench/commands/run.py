@@ -50,6 +50,27 @@ SHAPES = ("sweep", "repeat", "ramp", "spike", "smoke", "replay", "single", "hold
     default=None,
     help="Run folder to compare with; exit code 5 when something is worse.",
 )
+@click.option(
+    "--workers",
+    type=click.IntRange(min=0),
+    default=0,
+    envvar="BENCH_WORKERS",
+    help="Wait for so many workers of other machines and let them send (docs/scaling.md).",
+)
+@click.option(
+    "--bind",
+    default="127.0.0.1:5557",
+    show_default=True,
+    envvar="BENCH_BIND",
+    help="Address for these workers. There is no password on it: keep it inside a network of your own.",
+)
+@click.option(
+    "--wait",
+    "wait_s",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    help="Seconds to wait for a service that is not up yet.",
+)
 @click.option("--no-preflight", is_flag=True, help="Skip the check of the channel.")
 def command(config: Path, shape: str, users: int, base_url: str, model: str, baseline: Path | None,
             no_preflight: bool, **load: Any) -> None:  # fmt: skip
