@@ -241,7 +241,7 @@ def _sentence(outcome: str, worse: list[Change], better: list[Change], rates: in
     if outcome == SAME:
         return f"No clear change {where}."
     listed = worse or better
-    first = max(listed, key=lambda c: abs(c.effect or 0.0) if math.isfinite(c.effect or 0.0) else math.inf)
+    first = max(listed, key=lambda c: (c.metric == "attainment", abs(c.effect or 0.0)))  # the SLO first
     more = f" and {len(listed) - 1} more" if len(listed) > 1 else ""
     but = f" ({len(better)} better)" if worse and better else ""
     return f"{outcome.capitalize()} {where}: {words(first)}{more}{but}."

@@ -67,7 +67,7 @@ def _css() -> str:
     own = (
         ".verdict.same{background:var(--c-sunk);border-color:var(--c-line-strong)}.verdict.same .word{font-size:24px}"
         ".verdict.same .symbol{background:var(--c-muted)}"
-        "main.wrap{max-width:1128px;padding-top:26px;padding-bottom:40px}"
+        ".top .wrap{max-width:1128px}main.wrap{max-width:1128px;padding-top:26px;padding-bottom:40px}"
         "tr.fail td,tr.pass td{font-weight:600}"
     )
     return themes + (TEMPLATES / "report.css").read_text(encoding="utf-8").replace("FONT", FONT) + own
@@ -92,9 +92,9 @@ def _sentence(t: _Texts, f: Figures, data: dict[str, Any]) -> str:
         rates = {c["offered_qps"] for c in compared if c["offered_qps"] is not None}
         return t("sentence_same", all=len(compared), rates=len(rates))
 
-    def size(c: dict[str, Any]) -> float:
+    def size(c: dict[str, Any]) -> tuple[bool, float]:
         effect = number(c["effect"])
-        return abs(effect) if effect is not None else 0.0
+        return c["metric"] == "attainment", abs(effect) if effect is not None else 0.0  # the SLO first
 
     c = max(listed, key=size)
     key = {"1": "change_share", "s": "change_time", "1/s": "change_rate"}[c["unit"]]
@@ -168,7 +168,9 @@ def _figures(t: _Texts, data: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _spec(points: list[dict[str, Any]], axis_y: str, axis_x: str, limit: float, colour: str) -> dict[str, Any]:
     """Points with intervals over rates; a band for the tolerance, a line at zero."""
-    x = {"field": "x", "type": "quantitative", "title": axis_x, "scale": {"zero": False, "nice": False, "padding": 18}}
+    rates = sorted({p["x"] for p in points})
+    x = {"field": "x", "type": "quantitative", "title": axis_x, "axis": {"values": rates, "format": "~g"},
+         "scale": {"zero": False, "nice": False, "padding": 18}}  # fmt: skip
     y = {"field": "y", "type": "quantitative", "title": axis_y}
     mark = {"size": 60, "filled": True, "opacity": 1}
     clear = {"test": "datum.o === 'worse' || datum.o === 'better'", "value": "diamond"}

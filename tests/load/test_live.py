@@ -11,6 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.records.packing import batch_of
+from bench.records.packing import pack, unpack
 from bench.records.request import RequestRow
 from bench.workload.plan import build_plan
 from locustfiles.live import SERIES_POINTS, GateCount, Histogram, Live, applies
@@ -114,13 +116,13 @@ def test_a_columnar_batch_counts_like_its_rows() -> None:
 
     many = [row(i, "ok" if i % 3 else "timeout", ttft_s=0.1 * i) for i in range(30)]
     found = []
-    for batch in (many, Columns(many)):
+    for batch in (many, Columns(many), batch_of(many)):
         live = opened()
         live.open_stage(live.plan.stages[0], [3.0] * 30)
         live.begin_stage(0.0)
         live.add_rows(0, batch)
         found.append(live.summary(20.0))
-    assert found[0] == found[1] and found[0]["stages"][0]["ended"] == 30
+    assert found[0] == found[1] == found[2] and found[0]["stages"][0]["ended"] == 30
 
 
 # -- gates ---------------------------------------------------------------------------------------
@@ -241,3 +243,28 @@ def test_the_series_is_a_rate_per_second() -> None:
         live.add_gauge(0, [[float(second), 0, 3, 0.0, None, None]])
         live.tick(float(second))
     assert [point[1:] for point in live.series] == [[20.0, 7.0, 7.0, 3]] * 4
+
+
+@settings(max_examples=100, deadline=None, print_blob=True)
+@given(st.integers(0, 2**32 - 1))
+def test_a_batch_counts_as_its_rows_one_by_one(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    rows = [
+        row(
+            i, rng.choice(["ok", "error", "unsent"]), intended_s=float(rng.uniform(0, 12)),
+            ttft_s=None if rng.random() < 0.1 else float(rng.lognormal(-1, 2)),
+            tpot_s=None if rng.random() < 0.2 else float(rng.lognormal(-2, 1)), phase=str(rng.choice(["warmup", "window"])),
+            request_class=str(rng.choice(["", "chat", "batch"])),
+        )
+        for i in range(int(rng.integers(0, 40)))
+    ]  # fmt: skip
+    states = []
+    for given_rows in (rows, unpack(pack(rows))):
+        live = opened()
+        stage = live.open_stage(live.plan.stages[0], [])
+        live.begin_stage(0.5)
+        live.add_rows(0, given_rows)
+        numbers = {k: v for k, v in vars(stage).items() if isinstance(v, (int, float, dict)) and not isinstance(v, bool)}
+        histograms = {k: (v.n, v.infinite, v.bins) for k, v in vars(stage).items() if isinstance(v, Histogram)}
+        states.append((numbers, histograms))
+    assert states[0] == states[1]
