@@ -71,7 +71,7 @@ class AnswerReader:
     """State of one answer; feed it until `complete`, or end it with `eof` or `fail`."""
 
     __slots__ = (
-        "options", "pinned_tokens", "send_at", "first_output", "complete", "body", "done_marker_at", "lazy", "_http",
+        "options", "pinned_tokens", "send_at", "first_output", "complete", "coalesced", "body", "done_marker_at", "lazy", "_http",
         "_sse", "_chat", "_kind", "_plain_path", "_inflate", "_inflated", "_fault", "_headers_at", "_first_at",
         "_content_at", "_last_at", "_done_at", "_at", "_bytes", "_reads", "_read_outputs", "_first_read_chunks",
         "_gaps", "_heaps", "_rest", "_last_output", "_events", "_protocol_broken",
@@ -83,6 +83,7 @@ class AnswerReader:
         self.send_at: float | None = None  # may be set by the owner; only the burst rule uses it
         self.first_output = False
         self.complete = False
+        self.coalesced = False  # a read held several outputs; its owner takes note and resets it
         self.body = b""  # a refusal, a JSON body, or the body of a plain answer
         self.done_marker_at: float | None = None  # the stream said that it is over, whether or not its framing did
         self.lazy = False
@@ -292,6 +293,8 @@ class AnswerReader:
             self.first_output = True
         elif not self.lazy:
             self._gaps.add(at - self._last_at)
+        if self._read_outputs == 2:
+            self.coalesced = True
         if found & CONTENT and self._content_at is None:
             self._content_at = at
         self._last_at = at

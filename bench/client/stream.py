@@ -204,6 +204,9 @@ class Stream:
             if reader.feed_lazy(data, at) if self.was_lazy else reader.feed(data, at):
                 self._finish()
                 return False
+            if reader.coalesced and not self.was_lazy:
+                reader.coalesced = False
+                self._transport.refine()
             if not self.was_lazy and self._lazy_wanted and reader.first_output and not self._user_reads:
                 # Without stamps so far a drained read would have no time worth its name: such a stream stays prompt.
                 self._start_lazy()

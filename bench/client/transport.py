@@ -270,6 +270,11 @@ class Transport:
         """A watcher of a connection: gathered where stamps give the time, at once elsewhere."""
         return self.hub.loop.io(fd, READ) if self._gatherer is None else self._gatherer.watch(fd)
 
+    def refine(self) -> None:
+        """A promptly read stream had several outputs in one read."""
+        if self._gatherer is not None:
+            self._gatherer.refine()
+
     def forget(self, stream: Stream) -> None:
         """The stream is done."""
         self.counts.done += 1
