@@ -188,6 +188,7 @@ class Conductor:
         if data["run_id"] != self._run_id or self.collector is None or data["stage"] not in self.collector.stages:
             self._acknowledge(msg, data["seq"])  # of a run that is over: the worker need not keep it for us
             return
+        cpu_s = time.thread_time()
         try:
             batch = unpack(data["data"])
         except ValueError as error:
@@ -197,11 +198,13 @@ class Conductor:
             self.collector.extend_stage(data["stage"], int(batch.numbers["arrival"].max()))
         before = self.collector.stages[data["stage"]].rows
         have = self.collector.add_batch(data["stage"], data["stripe"], data["seq"], batch)
+        self.collector.transport["bytes"] += len(data["data"])
+        self.collector.transport["cpu_us"] += round((time.thread_time() - cpu_s) * 1e6)
         self._acknowledge(msg, have)
         if have == data["seq"]:
             self.observer.add(self._run_id, self._names[data["stage"]], batch)
         if have == data["seq"] and self.collector.stages[data["stage"]].rows > before:
-            self.live.add_rows(data["stage"], batch.rows())
+            self.live.add_rows(data["stage"], batch)
         stripe = self._stripe(msg)
         if stripe is not None:
             stripe.rows += batch.n
@@ -500,7 +503,9 @@ class Conductor:
             marks.add("worker_joined")
         if now_s() - self._flush_s >= FLUSH_S and self.collector is not None:
             self._flush_s = now_s()
+            cpu_s = time.thread_time()
             self.collector.flush()
+            self.collector.transport["cpu_us"] += round((time.thread_time() - cpu_s) * 1e6)
 
     def _is_lost(self, stripe: Stripe, there: set[str]) -> bool:
         if stripe.client_id not in there:

@@ -21,6 +21,9 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from bench.records.packing import Batch
 from bench.workload.plan import Plan
 from bench.workload.plan import Stage as PlannedStage
 
@@ -85,6 +88,15 @@ class Histogram:
             return
         index = math.ceil(math.log(max(seconds, LOWEST_S) / LOWEST_S) / _LOG_RATIO)
         self.bins[index] = self.bins.get(index, 0) + 1
+
+    def add_all(self, seconds: np.ndarray) -> None:
+        """Count many values."""
+        self.n += len(seconds)
+        finite = seconds[np.isfinite(seconds)]
+        self.infinite += len(seconds) - len(finite)
+        bins = np.ceil(np.log(np.maximum(finite, LOWEST_S) / LOWEST_S) / _LOG_RATIO).astype(np.int64)
+        for index, count in zip(*(part.tolist() for part in np.unique(bins, return_counts=True)), strict=True):
+            self.bins[index] = self.bins.get(index, 0) + count
 
     def percentile(self, share: float) -> float | None:
         """Nearest rank in seconds, at most 2 % too high; None of nothing, inf when that rank never finished."""
@@ -248,6 +260,36 @@ class Stage:
         for gate in self.gates:
             gate.add(row)
 
+    def add_batch(self, batch: Batch) -> None:
+        """Count all rows of a batch as `add` would, in a twentieth of the time; gates want them one by one."""
+        ok, window = batch.where("status", "ok"), batch.where("phase", "window")
+        done_s, send_lag_s = batch.seconds("done_s"), batch.seconds("send_lag_s")
+        self.all_rows += batch.n
+        self.all_sent += int((~np.isnan(batch.seconds("sent_s"))).sum())
+        if self.start_s is not None:
+            at = done_s - self.start_s  # NaN compares false
+            self.done_in_window += int((ok & (at >= self.plan.warmup_s) & (at < self.plan.duration_s)).sum())
+        self.send_lag.add_all(send_lag_s[~np.isnan(send_lag_s)])
+        self.rows += int(window.sum())
+        self.ok += int((ok & window).sum())
+        words, index = batch.words["status"]
+        for word, count in zip(words, np.bincount(index[window], minlength=len(words)).tolist(), strict=True):
+            if count:
+                self.statuses[str(word)] = self.statuses.get(str(word), 0) + count
+        ttft, tpot, e2e = (batch.seconds(name)[window] for name in ("ttft_s", "tpot_s", "e2e_s"))
+        good = ok[window]
+        classes, index = batch.words["request_class"]
+        limits = np.array([self.slo.deadlines(str(name)) for name in classes] or [(0.0, 0.0)])[index[window]]
+        met_ttft = good & (ttft <= limits[:, 0])
+        met_tpot = good & (np.isnan(tpot) | (tpot <= limits[:, 1]))
+        self.met_ttft += int(met_ttft.sum())
+        self.met_tpot += int(met_tpot.sum())
+        self.met += int((met_ttft & met_tpot).sum())
+        self.met_e2e += int((good & (e2e <= self.slo.e2e_s)).sum())
+        self.ttft.add_all(np.where(good & ~np.isnan(ttft), ttft, np.inf))
+        self.e2e.add_all(np.where(good & ~np.isnan(e2e), e2e, np.inf))
+        self.tpot.add_all(np.where(good, tpot, np.inf)[~(good & np.isnan(tpot))])
+
     def end(self, now_s: float, marks: Iterable[str]) -> list[str]:
         """No row follows; sentences of the gates that are missed. A stage that was cut short decides nothing."""
         self.state, self.ended_s, self.marks = "ended", now_s, sorted(marks)
@@ -379,9 +421,12 @@ class Live:
         """Count rows (see `seen`) of the stage that runs; rows of another one come too late to be shown."""
         if not self.stages or self.stages[-1].plan.index != stage_index:
             return
-        add = self.stages[-1].add
+        stage = self.stages[-1]
+        if isinstance(rows, Batch) and not stage.gates:
+            stage.add_batch(rows)
+            return
         for row in seen(rows):
-            add(row)
+            stage.add(row)
 
     def add_gauge(self, worker: int, samples: list[list[Any]]) -> None:
         """Samples (t_s, stage, in_flight, ...) of one worker."""

@@ -81,6 +81,11 @@ class Batch:
         values = self.numbers[name]
         return np.where(values == NULL, np.nan, values / NANO)
 
+    def where(self, name: str, word: str) -> np.ndarray:
+        """(n,) bool: rows whose text column holds this word."""
+        words, index = self.words[name]
+        return np.array([w == word for w in words] or [False])[index]
+
     def total(self, name: str, where: np.ndarray | None = None) -> int:
         """Sum of a count column, absent = 0."""
         if name in self.odd:
