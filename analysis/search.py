@@ -8,8 +8,9 @@ Does not: send load, wait, or keep state; `shapes/knee_search.py` walks the sear
    (the size of the sample shrunk to what dependent arrivals are worth), or when it is UNSTABLE.
    Otherwise it is open. Only a rate that is not open moves a bound.
 2. Bracket from both sides: double while all is under, halve while all is over. An open rate is
-   measured again, twice as long, before anything else; if it stays open, it lies near the knee, and
-   the bounds are looked for a quarter above and below it.
+   measured again, twice as long, unless it leans one way (no miss, or a miss in every part) and the bound
+   on that side is there to be found first; if it stays open, it lies near the knee, and the bounds are
+   looked for a quarter above and below it.
 3. Then measure where the crossing is expected, in turns a little above and below the estimate.
 4. The knee is where the fitted curve of misses passes the allowed share: quasi-binomial regression
    of misses on the logarithm of the rate, stages weighted by how near their fitted share is to the
@@ -41,7 +42,7 @@ SURE = 0.99  # level at which one rate is decided: with about ten looks, one sea
 BATCHES = 10  # parts of a window whose misses tell how dependent neighbours are
 USUAL_DISPERSION = 10.0  # of misses in a queue near its knee; replaced by what the stages show
 MIN_SURE = 50  # arrivals below which no rate is decided
-FAR_INSIDE = 0.7  # of the deadline: every part of the stage below it decides for `under`
+FAR_INSIDE = 0.8  # of the deadline: every part of the stage below it decides for `under`
 TRIES = 2  # measurements of one rate before it counts as near the knee
 MIN_NEAR = 3.0  # stages' worth of weight near the crossing before the interval may end the search
 KERNEL = 1.5  # sd of the weight in logits of the miss share: 0.01 counts fully, 0.001 and 0.1 a third
@@ -49,7 +50,7 @@ STOPPING = 2.5  # set by simulation, docs/evidence/knee_search.md
 MAX_DEGREES = 30
 NEAREST, FARTHEST = 0.02, 0.08  # distance of a refining rate from the estimate, relative
 HOLD_SHARE = sum(WATERMARK) / 2
-LAST_INVALID = 2  # stages in a row that may be INVALID
+LAST_INVALID = 3  # stages in a row that may be INVALID
 METHOD = "adaptive search"
 
 
@@ -355,27 +356,39 @@ def _wish(probes: Sequence[Probe], found: Crossing, target: float, limits: Limit
     if not rates:
         return Step("measure", _round(limits.start_qps), limits.stage_s, "the first rate")
     around = bracket(probes, target)
-    last = probes[-1]
-    if last.qps in around.open and (around.low is None or around.high is None):
-        tries = len(rates[last.qps])
-        if tries < TRIES + 1:
-            longer = limits.stage_s * 2**tries
-            return Step("measure", last.qps, longer, f"{last.qps:g} requests/s is not decided: measure it longer")
     if around.high is None:
         top = max(rates)
+        if top in around.open and _lean(rates[top]) != "under" and len(rates[top]) <= TRIES:
+            return _longer(top, rates, limits)
         if top >= limits.highest_qps:
             return Step("stop", None, 0.0, f"no rate up to the highest allowed, {top:g} requests/s, is over")
-        factor = NEAR_GROWTH if top in around.open else GROWTH
+        factor = NEAR_GROWTH if top in around.open and _lean(rates[top]) != "under" else GROWTH
         rate = _round(min(top * factor, limits.highest_qps))
         return Step("measure", rate, limits.stage_s, "no rate is over so far: go up")
     if around.low is None:
+        promising = [q for q in around.open if q < around.high and _lean(rates[q]) != "over"]
+        if promising and len(rates[max(promising)]) <= TRIES:
+            return _longer(max(promising), rates, limits)
         bottom = min(rates)
         if bottom <= limits.lowest_qps:
             return Step("stop", None, 0.0, f"no rate down to the lowest allowed, {bottom:g} requests/s, is under")
-        factor = NEAR_GROWTH if bottom in around.open else GROWTH
+        factor = NEAR_GROWTH if bottom in around.open and _lean(rates[bottom]) != "over" else GROWTH
         rate = _round(max(bottom / factor, limits.lowest_qps))
         return Step("measure", rate, limits.stage_s, "no rate is under so far: go down")
     return _refine(probes, rates, around, found, target, limits)
+
+
+def _lean(probes: Sequence[Probe]) -> str:
+    """Which way an open rate leans; enough to look further away, not enough for a bound."""
+    if not any(p.misses for p in probes):
+        return "under"
+    scores = [s for p in probes for s in p.batch_scores]
+    return "over" if scores and min(scores) > 1 else "near"
+
+
+def _longer(qps: float, rates: dict[float, list[Probe]], limits: Limits) -> Step:
+    text = f"{qps:g} requests/s is not decided: measure it longer"
+    return Step("measure", qps, limits.stage_s * 2 ** len(rates[qps]), text)
 
 
 def _refine(

@@ -138,11 +138,11 @@ def test_a_jump_is_answered_with_its_bracket() -> None:
     assert "decided" in w.found.method
 
 
-def test_two_invalid_stages_in_a_row_end_the_search() -> None:
+def test_three_invalid_stages_in_a_row_end_the_search() -> None:
     bad = replace(stage(20, 0), valid=False, reason="late sender")
     again = next_step([stage(20, 0, score=0.5), bad], 0.99, LIMITS, Spent())
     assert (again.kind, again.qps) == ("measure", 20) and "late sender" in again.reason
-    end = next_step([bad, bad], 0.99, LIMITS, Spent())
+    end = next_step([bad, bad, bad], 0.99, LIMITS, Spent())
     assert end.kind == "stop" and "INVALID" in end.reason
 
 
