@@ -168,13 +168,15 @@ def search(service: Service, limits: Limits, target: float, seed: int) -> Search
         spent = Spent(spent.time_s + end_s, spent.requests + len(served.arrival_s))
 
 
-def long_run_knee(service: Service, target: float, low: float, high: float, paths: int) -> float:
+def long_run_knee(
+    service: Service, target: float, low: float, high: float, paths: int, duration_s: float = 3000.0
+) -> float:
     """Bisection on the share of misses of long runs; the same seeds at every rate."""
     for _ in range(9):
         middle = (low + high) / 2
         missed = arrived = 0
         for k in range(paths):
-            served = service(middle, 3000.0, 900_000 + k)
+            served = service(middle, duration_s, 900_000 + k)
             score = served.score[served.arrival_s >= 30]
             missed, arrived = missed + int((score > 1).sum()), arrived + len(score)
         low, high = (middle, high) if missed <= (1 - target) * arrived else (low, middle)
@@ -203,10 +205,85 @@ def study(name: str, service: Service, truth: float, limits: Limits, target: flo
         "sd": float(np.std([r.found.value / truth - 1 for r in cut])) if cut else None,  # type: ignore[operator]
         "width": float(np.median(widths)) if cut else None,
         "stages": float(np.median([len(r.probes) for r in rows])),
-        "time_s": float(np.median([r.time_s for r in rows])), "time_p90_s": float(np.quantile([r.time_s for r in rows], 0.9)),
-        "requests": float(np.median([r.requests for r in rows])), "budget_out": sum("budget" in r.steps[-1].reason or any(
-            "budget" in s.reason for s in r.steps) for r in rows) / searches,
-        "held": len(held) / searches, "proved": len(proved) / max(len(held), 1), "cpu_s": time.process_time() - began,
+        "time_s": float(np.median([r.time_s for r in rows])),
+        "time_p90_s": float(np.quantile([r.time_s for r in rows], 0.9)),
+        "requests": float(np.median([r.requests for r in rows])),
+        "budget_out": sum(any("budget" in s.reason for s in r.steps) for r in rows) / searches,
+        "held": len(held) / searches, "proved": len(proved) / max(len(held), 1),
+        "cpu_s": time.process_time() - began,
     }  # fmt: skip
     print(json.dumps({k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()}), flush=True)
     return row
+
+
+LIMITS = Limits(
+    start_qps=20, lowest_qps=0.5, highest_qps=500, stage_s=120, max_time_s=7200, hold_s=300, overhead_s=63,
+)  # fmt: skip
+
+
+def studies(*, quick: bool) -> list[dict[str, Any]]:
+    """All services; `quick` is for a look, the full one for the page."""
+    rows = []
+    n = 20 if quick else 200
+    for deadline_s, target in ((0.8, 0.99), (0.8, 0.95), (0.4, 0.9)):
+        truth = mm1_knee(25, deadline_s, target)
+        rows.append(study(f"mm1, deadline {deadline_s} s", mm1(25, deadline_s), truth, LIMITS, target, n))
+    n = 3 if quick else 40  # a stage takes seconds of CPU here, not milliseconds
+    for name, service, low, high in (("batching", batching(), 22, 27.2), ("bursty", batching(0.25), 18, 27.2)):
+        truth = long_run_knee(service, 0.99, low, high, 1 if quick else 6)
+        rows.append(study(name, service, truth, LIMITS, 0.99, n))
+    service = refusing()
+    truth = long_run_knee(service, 0.99, 20, 30, 1, 1000.0)
+    rows.append(study("refusing", service, truth, LIMITS, 0.99, 2 if quick else 10))
+    return rows
+
+
+def page(rows: list[dict[str, Any]], quick: bool) -> str:
+    """docs/evidence/knee_search.md."""
+    lines = [
+        "# Evidence: the adaptive knee search", "",
+        f"Written by `python -m benchmarks.evidence_knee{' --quick' if quick else ''}` on "
+        f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}; seeds are in the script.", "",
+        "Each row is many whole searches, from first stage to hold, of a service whose stages depend on their past. "
+        "Starts lie between a third and three times the true knee. Default settings: stages from 120 s, stop at an "
+        "interval of 10 %, at most 7,200 s. *Covered*: share of searches whose nominal 95 % interval holds the true "
+        "knee. *Within 3 %*: of the estimate. *Held*: searches that had the time for the hold at the watermark; "
+        "*proved*: of those, attainment there at or above the target.", "",
+        "| service | target | true knee, 1/s | searches | found | covered | bias | sd | within 3 % | width | stages "
+        "| search time, s: median (p90) | requests | held | proved |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+    ]  # fmt: skip
+    for r in rows:
+        lines.append(
+            f"| {r['service']} | {r['target']:g} | {r['truth_qps']:.2f} | {r['searches']} | {r['found']:.2f} "
+            f"| {r['covered']:.3f} | {r['bias']:+.1%} | {r['sd']:.1%} | {r['within_3']:.2f} | {r['width']:.1%} "
+            f"| {r['stages']:.0f} | {r['time_s']:.0f} ({r['time_p90_s']:.0f}) | {r['requests']:.0f} "
+            f"| {r['held']:.2f} | {r['proved']:.2f} |"
+        )
+    lines += [
+        "", "- `mm1`: one server, mu = 25/s; the share of waits above the deadline must stay under 1 - target. The true "
+        "knee is a closed form. It forgets slowly (about 3 s near its knee), so misses come in clusters of dozens: the "
+        "hard case.", "- `batching`: the reference's step service, TTFT 0.8 s, TPOT 0.1 s; `bursty`: with gamma gaps "
+        "of CV 2; `refusing`: the embedded engine in virtual time with admission, which refuses past its capacity. Their "
+        "true knees come from long runs (3,000 s per path, 1,000 s for `refusing`) and bisection, good to about 1 %.",
+        "- The variance is multiplied by 1 + 2.5/(weight of stages near the knee): the search tends to stop when its "
+        "dispersion happens to look small. Without the factor 87 to 91 % of the `mm1` intervals covered (150 searches "
+        "each).", "",
+    ]  # fmt: skip
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Run the studies and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--quick", action="store_true", help="fewer searches")
+    parser.add_argument("--out", type=Path, default=Path("docs/evidence/knee_search.md"))
+    options = parser.parse_args()
+    rows = studies(quick=options.quick)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(page(rows, options.quick), encoding="utf-8")
+    print(json.dumps({"services": len(rows), "coverage_min": min(r["covered"] for r in rows)}))
+
+
+if __name__ == "__main__":
+    main()
