@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from reports import svg
-from reports.compare_words import CATALOGUES
+from reports.compare_words import CATALOGUES, ZH_NOTES
 from reports.figures import Figures, finite, number
 from reports.themes import FONT, chart_config, css_variables, ink
 from reports.words import Words
@@ -29,9 +30,18 @@ WIDTH, HEIGHT = 440, 200
 class _Texts:
     def __init__(self, lang: str) -> None:
         self._texts = CATALOGUES[lang]
+        self._notes = ZH_NOTES if lang == "zh-CN" else ()
 
     def __call__(self, key: str, **values: object) -> str:
         return self._texts[key].format(**values)
+
+    def note(self, text: str) -> str:
+        """A remark of the analysis in this language; as it is when it is not known."""
+        for pattern, words in self._notes:
+            found = re.fullmatch(pattern, text)
+            if found:
+                return found.expand(words)
+        return text
 
 
 def render(data: dict[str, Any], *, lang: str = "en") -> str:
@@ -130,7 +140,7 @@ def _row(t: _Texts, f: Figures, c: dict[str, Any]) -> dict[str, Any]:
         "kind": kind,
         "symbol": SYMBOLS[kind],
         "outcome": t(c["outcome"]),
-        "remark": c["note"],
+        "remark": t.note(c["note"]),
         "cells": [
             t("none") if c["offered_qps"] is None else f.asked(c["offered_qps"]),
             _label(t, c),

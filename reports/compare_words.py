@@ -111,4 +111,17 @@ ZH: dict[str, str] = {
     "none": "–",
     "footer": "退出码 {code}。同样的数字见 compare.json。",
 }
+# What the analysis says in English, as patterns, with the Chinese text.
+ZH_NOTES: tuple[tuple[str, str], ...] = (
+    (r"too few arrivals for (\d+) batches of (\d+)", r"到达数太少，分不成 \1 批、每批 \2 个"),
+    (r"no answer has this latency", "没有回答带有这一时延"),
+    (r"more than (\d+%) of the arrivals did not finish in both runs", r"两次运行中都有超过 \1 的到达没有完成"),
+    (r"beyond capacity in both runs: .*", "两次运行都超出容量：这些数字取决于该档的时长"),
+    (r"beyond capacity in the base run: .*", "基线超出容量：时延随该档时长增长"),
+    (r"beyond capacity in the new run: .*", "新运行超出容量：时延随该档时长增长"),
+    (r"base (\S+) to (\S+), new (\S+) to (\S+) requests/s", r"基线 \1 至 \2，新运行 \3 至 \4 请求/秒"),
+    (r"neither run repeats a rate, .*", "两次运行都没有重复同一速率，运行间噪声未知；请用 --shape repeat --repeats 3"),
+    (r"forced: .*", "强制比较：两次运行不是同一个测试，差异可能来自负载本身"),
+    (r"(base|new): (.+) is (INVALID|EMPTY|a ramp)", r"\1：\2 为 \3"),
+)
 CATALOGUES = {"en": EN, "zh-CN": ZH}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from analysis.analyse import write_analysis
 from analysis.intervals import wilson
 from bench.commands.compare import command
 from bench.records.analysis import Analysis, Capacity, Verdict
-from reports.compare import render
+from reports.compare import _Texts, render
 from reports.compare_words import CATALOGUES
 from tests.analysis.synthetic import Faults, Service, StageSpec, default_config, write_run
 
@@ -255,3 +256,21 @@ def test_the_page_speaks_both_languages_and_escapes(runs: Path) -> None:
     data["new"]["model"] = "<script>alert(1)</script>"
     page = render(data, lang="zh-CN")
     assert "变差" in page and "&lt;script&gt;alert(1)" in page and "<script" not in page
+
+
+def test_every_remark_of_the_analysis_has_a_chinese_text() -> None:
+    rng = np.random.default_rng(4)
+    some, few, bad = rng.lognormal(-2, 0.2, 600), rng.lognormal(-2, 0.2, 60), np.full(600, np.inf)
+    beyond = [rate(q, [some]) for q in (5.0, 10.0)]
+    for one in beyond:
+        one.unstable = True
+    knee = found(knee_qps=20, knee_low_qps=19, knee_high_qps=21, knee_kind="crossing")
+    comparison = outcomes(
+        [rate(1.0, [few]), rate(2.0, [bad]), *beyond], [rate(1.0, [few]), rate(2.0, [bad]), rate(5.0, [some]), beyond[1]],
+        first=knee, second=knee,
+    )  # fmt: skip
+    remarks = {c.note for c in comparison.changes if c.note} | set(comparison.notes)
+    assert len(remarks) >= 6
+    texts = _Texts("zh-CN")
+    assert [r for r in remarks if not re.search(r"[一-鿿]", texts.note(r))] == []
+    assert _Texts("en").note("any") == "any"
