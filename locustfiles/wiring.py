@@ -42,6 +42,7 @@ DEFAULT_CONFIG = "configs/scheduler_bench.json"
 
 def add_options(parser: Any) -> None:
     """Our own options; a value of 0 or "" means: as the config says."""
+    parser.set_defaults(web_host="127.0.0.1")  # Locust's own default is every interface, without a login
     add = parser.add_argument  # an argument group of Locust's parser does not know include_in_web_ui
     add("--bench-config", env_var="BENCH_CONFIG", default="", help="Config file", include_in_web_ui=False)
     add("--run-dir", env_var="BENCH_RUN_DIR", default="", help="Run folder", include_in_web_ui=False)

@@ -148,5 +148,19 @@ def test_page_and_data_ask_for_the_login_when_there_is_one() -> None:
     assert done.stdout.strip() == "asked", done.stderr[-2000:]
 
 
+def test_the_web_page_listens_on_loopback_unless_told_otherwise() -> None:
+    script = """
+        from locust.argument_parser import get_empty_argument_parser, setup_parser_arguments
+        from locustfiles.wiring import add_options
+        parser = get_empty_argument_parser()
+        setup_parser_arguments(parser)
+        add_options(parser)
+        print([parser.parse_args(a).web_host for a in ([], ["--web-host", "*"], ["--web-host", "10.0.0.1"])])
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], env=clean_environment(), cwd=PROJECT,
+                          capture_output=True, text=True, timeout=60, check=False)  # fmt: skip
+    assert done.stdout.strip() == "['127.0.0.1', '*', '10.0.0.1']", done.stderr[-2000:]
+
+
 def test_the_config_of_these_tests_is_the_common_one() -> None:
     assert CONFIG["loadgen"]["target_qps"] == 20  # named in the first test
