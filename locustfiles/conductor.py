@@ -108,6 +108,7 @@ class Conductor:
         self._stop_mark = ""
         self._stripes: dict[str, Stripe] = {}
         self._stage: Stage | None = None
+        self._gone: set[str] = set()  # clients that were lost and not heard since
         self._flushed: set[str] = set()
         self._run_id = ""
         self._t0_s = self._told_s = 0.0
@@ -434,9 +435,11 @@ class Conductor:
 
     def _prepare(self, plan: Plan, stage: Stage, settings: dict[str, Any], loop: str, marks: set[str]) -> None:
         """Give each worker its stripe and wait until all have it; a silent one is left out."""
-        clients = self._clients()
-        self._stage = stage
         now = now_s()
+        # Locust itself notices the loss of a worker seconds later than we do.
+        self._gone = {s.client_id for s in self._stripes.values() if s.lost and now - s.heard_s > LOST_S}
+        clients = [client for client in self._clients() if client not in self._gone] or self._clients()
+        self._stage = stage
         self._stripes = {client: Stripe(client, index, heard_s=now) for index, client in enumerate(clients)}
         self._start_s = math.inf
         text = self._plan_text
@@ -499,7 +502,7 @@ class Conductor:
             if lost:
                 self._restripe(lost)
             self._repeat_takes()
-        if there - set(self._stripes):
+        if there - set(self._stripes) - self._gone:
             marks.add("worker_joined")
         if now_s() - self._flush_s >= FLUSH_S and self.collector is not None:
             self._flush_s = now_s()
