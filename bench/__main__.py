@@ -26,6 +26,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "simulate": ("bench.commands.simulate", "The same sweep in virtual time."),
     "plan": ("bench.commands.plan", "From a run to production: safe rate, instances, limits and engine options."),
     "explain": ("bench.commands.explain", "The story of one request: every decision, its numbers and its rule."),
+    "watch": ("bench.commands.watch", "A running service by its own metrics: alerts, and a trace to replay."),
     "rollout": ("bench.commands.rollout", "A new policy through replay, shadow, gray and full, with rollback."),
     "calibrate": ("bench.commands.calibrate", "Fit an engine profile from a measured run."),
     "serve-engine": ("bench.commands.serve_engine", "Start the embedded engine and leave it running."),

@@ -1,0 +1,114 @@
+"""A service's metrics page: fetched, parsed, and read as a `control.alert.Look`'s fields.
+
+Input: the address of a page in Prometheus text format; its text. Output: values under neutral names.
+Does not: keep history or judge. No proxy, no redirect, no key: the page is asked for by its address alone.
+"""
+from __future__ import annotations
+
+import math
+import re
+import urllib.error
+import urllib.request
+from typing import Any
+
+from bench.records.server import read_page
+
+TIMEOUT_S = 3.0
+LIMIT_BYTES = 16_000_000
+Samples = dict[str, list[tuple[dict[str, str], float]]]
+
+_LINE = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+\S+)?\s*$")
+_LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"')
+# neutral name -> names of histograms, first one that is there
+HISTOGRAMS = {
+    "ttft": ("vllm:time_to_first_token_seconds", "sglang:time_to_first_token_seconds",
+             "trtllm_time_to_first_token_seconds"),
+    "tpot": ("vllm:request_time_per_output_token_seconds", "vllm:time_per_output_token_seconds",
+             "sglang:request_time_per_output_token_seconds", "trtllm_time_per_output_token_seconds",
+             "tgi_request_mean_time_per_token_duration"),
+    "input_lengths": ("vllm:request_prompt_tokens", "tgi_request_input_length"),
+    "output_lengths": ("vllm:request_generation_tokens", "tgi_request_generated_tokens"),
+}
+SERVICE = ("vllm:request_inference_time_seconds", "tgi_request_inference_duration")
+REFUSED = ("vllm:admission_rejections_total",)
+FAILED = ("sglang:num_aborted_requests_total",)
+GPU = ("DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_PROF_GR_ENGINE_ACTIVE")  # percent; share
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        return None
+
+
+def fetch(url: str, timeout_s: float = TIMEOUT_S) -> str:
+    """The page. Raises OSError when it cannot be read."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect())
+    with opener.open(url, timeout=timeout_s) as answer:
+        return answer.read(LIMIT_BYTES).decode("utf-8", "replace")
+
+
+def samples(text: str) -> Samples:
+    """Every sample of a page by name; lines that are none are left out."""
+    found: Samples = {}
+    for line in text.splitlines():
+        match = _LINE.match(line) if line[:1] not in ("#", "") else None
+        if match:
+            try:
+                value = float(match[3])
+            except ValueError:
+                continue
+            found.setdefault(match[1], []).append((dict(_LABEL.findall(match[2] or "")), value))
+    return found
+
+
+def buckets(found: Samples, name: str) -> tuple[tuple[float, float], ...]:
+    """(upper edge, cumulative count) summed over all label sets; empty when the histogram is not whole."""
+    edges: dict[float, float] = {}
+    for labels, value in found.get(name + "_bucket", ()):
+        try:
+            edge = float(labels.get("le", "").replace("+Inf", "inf"))
+        except ValueError:
+            return ()
+        edges[edge] = edges.get(edge, 0.0) + value
+    rows = tuple(sorted(edges.items()))
+    return rows if rows and math.isinf(rows[-1][0]) else ()
+
+
+def fields(text: str) -> dict[str, Any]:
+    """The fields of a `Look` that the page tells (without its time). Raises ValueError when it tells nothing known."""
+    _system, row = read_page(text)
+    found = samples(text)
+    out: dict[str, Any] = {
+        "running": row["running"], "waiting": row.get("waiting", 0.0), "kv_usage": row.get("kv_usage"),
+        "finished": row.get("requests_total"), "prompt_tokens": row.get("prompt_tokens_total"),
+        "output_tokens": row.get("output_tokens_total"), "preemptions": row.get("preemptions_total"),
+        "refused": _sum(found, REFUSED) or 0.0, "failed": _sum(found, FAILED) or 0.0, "gpu_ratio": _gpu(found),
+    }
+    for key, names in HISTOGRAMS.items():
+        out[key] = next((b for name in names if (b := buckets(found, name))), ())
+    for name in SERVICE:
+        if name + "_count" in found:
+            out["service_sum_s"], out["service_count"] = _sum(found, (name + "_sum",)), _sum(found, (name + "_count",))
+            break
+    return out
+
+
+def gpu_ratio(text: str) -> float | None:
+    """Utilisation of the GPUs on a page of a DCGM exporter, 0..1; None when it tells none."""
+    return _gpu(samples(text))
+
+
+def _sum(found: Samples, names: tuple[str, ...]) -> float | None:
+    for name in names:
+        if name in found:
+            return sum(value for _, value in found[name])
+    return None
+
+
+def _gpu(found: Samples) -> float | None:
+    """Mean utilisation of the GPUs, 0..1."""
+    for name, scale in zip(GPU, (100.0, 1.0), strict=True):
+        if name in found:
+            values = [value for _, value in found[name]]
+            return sum(values) / len(values) / scale
+    return None
