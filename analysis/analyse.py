@@ -13,7 +13,7 @@ import math
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -33,6 +33,9 @@ from analysis.verdict import Facts, verdict
 from bench.records.analysis import SCHEMA_VERSION, Analysis, Capacity, Reason, StageAnalysis, to_json
 from bench.records.request import LedgerProblem
 from bench.records.stage import RunInfo, StageRow
+
+if TYPE_CHECKING:
+    from analysis.model_stages import StageArrays
 
 SLO_DEFAULTS_MS = {"ttft_deadline_ms": 800.0, "tpot_deadline_ms": 100.0, "p95_target_ms": 2000.0}
 ATTAINMENT_DEFAULT = 0.99
@@ -79,6 +82,19 @@ def analyse_run(
     results = [analyse_stage(checked, row, context) for row in stage_rows]
     return _assemble(run_dir, info, raw, config, slo, target, checked, stage_rows, results, context, problems,
                      models)  # fmt: skip
+
+
+def stage_arrays(run_dir: Path) -> list[StageArrays]:
+    """The measured stages of a run folder as arrays, for `analysis/calibrate.py`.
+
+    Raises `load.LedgerError` when the ledger cannot be read.
+    """
+    _, raw, problems = read_run_info(run_dir)
+    config = _section(raw, "config")
+    checked = check_rows(load.read_ledger(load.requests_path(run_dir)))
+    rows = _stage_table(read_stages(run_dir)[0], checked, raw, problems)
+    context = _context(config, raw, _slo(config, None, None, None, None), read_gauge(run_dir)[0], None)
+    return _stage_arrays(checked, rows, [analyse_stage(checked, row, context) for row in rows])
 
 
 def search_probes(run_dir: Path, *, after: int = -1) -> list[Probe]:
@@ -299,9 +315,27 @@ def _model(
     checked: Checked, rows: list[StageRow], results: list[StageResult], config: dict[str, Any], slo: Slo
 ) -> dict[str, Any] | None:
     """The queueing models against this run; None when no stage was measured."""
-    from analysis.model import StageArrays, fit_and_predict  # heavy, and only here
+    from analysis.model import fit_and_predict  # heavy, and only here
 
-    c, scheduler = checked.ledger.columns, _section(config, "scheduler")
+    stages, scheduler = _stage_arrays(checked, rows, results), _section(config, "scheduler")
+    if not stages:
+        return None
+    seqs, cap = _number(scheduler.get("max_num_seqs")), _number(scheduler.get("batch_size_cap"))
+    at_once = min((x for x in (seqs, cap) if x is not None), default=None)
+    budget = _number(scheduler.get("max_num_batched_tokens"))
+    return fit_and_predict(
+        stages, slo.as_dict(), None if at_once is None else int(at_once),
+        max_num_batched_tokens=None if budget is None else int(budget), process=rows[0].process,
+        burstiness=_number(_section(config, "loadgen").get("burstiness")) or 1.0,
+        replicas=int(_number(_section(config, "engine").get("replicas")) or 1),
+    )  # fmt: skip
+
+
+def _stage_arrays(checked: Checked, rows: list[StageRow], results: list[StageResult]) -> list[StageArrays]:
+    """The measured stages of one rate as the models and the calibration read them."""
+    from analysis.model_stages import StageArrays
+
+    c = checked.ledger.columns
     stages = []
     limit = max(MODEL_ROWS // max(len(rows), 1), MODEL_ROWS_STAGE)
     for row, result in zip(rows, results, strict=True):
@@ -325,17 +359,7 @@ def _model(
             window_start_s=row.window_start_s, window_end_s=end, intended_s=c["intended_s"][mine],
             valid=public.verdict != "INVALID", stationarity=public.stationarity, name=row.name,
         ))  # fmt: skip
-    if not stages:
-        return None
-    seqs, cap = _number(scheduler.get("max_num_seqs")), _number(scheduler.get("batch_size_cap"))
-    at_once = min((x for x in (seqs, cap) if x is not None), default=None)
-    budget = _number(scheduler.get("max_num_batched_tokens"))
-    return fit_and_predict(
-        stages, slo.as_dict(), None if at_once is None else int(at_once),
-        max_num_batched_tokens=None if budget is None else int(budget), process=rows[0].process,
-        burstiness=_number(_section(config, "loadgen").get("burstiness")) or 1.0,
-        replicas=int(_number(_section(config, "engine").get("replicas")) or 1),
-    )  # fmt: skip
+    return stages
 
 
 def _gates(config: dict[str, Any]) -> list[dict[str, Any]]:

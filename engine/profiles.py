@@ -51,6 +51,8 @@ class Profile:
     engine_version: str = ""
     # field -> measured | fitted | guess | synthetic, with a word why
     origin: dict[str, str] = field(default_factory=dict)
+    # of a calibrated profile: source run, whether it was measured, fit, errors, ranges (docs/calibrate.md)
+    calibration: dict[str, Any] = field(default_factory=dict)
 
     @property
     def prefill_tps(self) -> float:
