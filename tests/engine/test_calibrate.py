@@ -51,6 +51,53 @@ def test_a_gpu_like_law_becomes_two_lines():
         profile_from_fit({**fit, "kappa_s": 1e-6}, PROFILES["h100-8b"], "x", "run y")
 
 
+# without a delta the lines meet at the largest batch seen: decoding costs beta up to there
+def test_gamma_above_beta_without_a_delta_keeps_the_cost_of_decoding():
+    fit = {"alpha_s": 7e-3, "beta_s": 11e-6, "gamma_s": 21e-6, "batch_size_max": 16.0}
+    p = profile_from_fit(fit, PROFILES["h100-8b"], "x", "run y")
+    for n in (1, 8, 16):
+        assert p.step_s(n, n, 0) == pytest.approx(7e-3 + n * 11e-6)
+    # 1000 prompt tokens beside 16 sequences: gamma each, less 16 (gamma - beta) = 0.16 ms
+    assert p.step_s(1016, 16) == pytest.approx(7e-3 + 1016 * 21e-6 - 16 * 10e-6)
+
+
+# gamma below beta with a delta: prompts are free up to -delta/gamma = 100 tokens, then gamma each
+def test_a_delta_below_beta_is_not_lost():
+    fit = {"alpha_s": 5e-3, "beta_s": 40e-6, "gamma_s": 20e-6, "prefill_s": -2e-3}
+    p = profile_from_fit(fit, PROFILES["h100-8b"], "x", "run y")
+    assert p.step_s(10, 10) == pytest.approx(5e-3 + 10 * 40e-6) and p.step_s(90) == pytest.approx(5e-3)
+    assert p.step_s(1000) == pytest.approx(5e-3 - 2e-3 + 1000 * 20e-6)
+
+
+def test_a_gpu_profile_comes_back_and_predicts_its_run(tmp_path: Path):
+    config, folder, out = tmp_path / "c.json", tmp_path / "run", tmp_path / "mine.json"
+    settings = {**SETTINGS, "sweep": {"qps": [1.0, 2.0], "warmup_sec": 5.0},
+                "loadgen": {"duration_sec": 100.0, "target_qps": 2.0}, "engine": {"profile": "h100-8b", "noise_cv": 0.03}}
+    config.write_text(json.dumps(settings), encoding="utf-8")
+    assert run(simulate, "-c", config, "--run-dir", folder, "--no-report", "--quiet")[0] == 0
+    code, said = run(command, folder, "--output", out, "--json")
+    assert code == 0, said
+    found, profile, truth = json.loads(said), load_profile(str(out)), PROFILES["h100-8b"]
+    # host overhead (1.5 ms) is inside alpha; a middle step: 8 sequences with 1,000 tokens of context each
+    assert profile.step_s(8, 8, 8000) == pytest.approx(truth.step_s(8, 8, 8000), rel=0.02)
+    assert profile.kv_s == pytest.approx(truth.kv_s, rel=0.15)
+    assert {r["statistic"] for r in found["compare"]} >= {"ttft p95", "tpot p50", "e2e p95"}
+    for row in found["compare"]:  # TTFT of one step: the phase within a step is all its spread
+        assert abs(row["ratio"]) < (0.10 if row["statistic"].startswith("ttft") else 0.03), row
+    held = profile.calibration
+    assert held["run_id"] == "run" and held["measured"] is False and held["r2"] > 0.98
+    assert held["valid"]["offered_qps"] == [1.0, 2.0] and held["residuals"][0]["rows"] > 40
+
+
+def test_replicas_are_refused_with_exit_4(tmp_path: Path):
+    config, folder = tmp_path / "c.json", tmp_path / "run"
+    config.write_text(json.dumps({**SETTINGS, "engine": {"replicas": 2}, "sweep": {"qps": [5.0], "warmup_sec": 2.0},
+                                  "loadgen": {"duration_sec": 20.0}}), encoding="utf-8")  # fmt: skip
+    assert run(simulate, "-c", config, "--run-dir", folder, "--no-report", "--quiet")[0] == 0
+    code, said = run(command, folder, "--output", tmp_path / "x.json")
+    assert code == 4 and "2 replicas" in said and not (tmp_path / "x.json").exists()
+
+
 def test_bad_input_is_exit_2(tmp_path: Path):
     assert run(command, tmp_path / "none", "-o", tmp_path / "x.json")[0] == 2
     code, said = run(command, tmp_path, "-o", tmp_path / "x.txt")
