@@ -44,6 +44,9 @@ LOOK_S = 2.0
 # A drain interval has this many slots. More slots hold the loop for less (60 of 300 streams: about 1 ms) and wake it
 # more often (a wake-up costs 30-70 microseconds on a small virtual machine, more than the drain of a stream).
 DRAIN_SLOTS = 5
+DRAIN_NOW_STREAMS = 32
+# Not 0: the loop goes on with such greenlets for 5 ms before it looks at timers and sockets again.
+YIELD_S = 0.0005
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,13 +348,16 @@ class Transport:
         self._drain_max_s = max(self._drain_max_s, time.monotonic() - started_s)
 
     def drain_now(self) -> None:
-        """Read every lazy stream once, on a greenlet: `in_flight` then counts no answer that is complete."""
+        """Read every lazy stream once, on a greenlet: `in_flight` then counts no answer that is complete.
+
+        A few streams at a time: 800 of them take 20 ms, and what is due goes first.
+        """
         for slot in self._slots:
-            for stream in list(slot):
+            for number, stream in enumerate(list(slot)):
                 if stream.lazy:
                     self._guarded(stream.drain)
-            if slot:
-                gevent.sleep(0)
+                if number % DRAIN_NOW_STREAMS == DRAIN_NOW_STREAMS - 1:
+                    gevent.sleep(YIELD_S)
 
     def _expire_idle(self) -> None:
         self.pool.expire(time.monotonic())

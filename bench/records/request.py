@@ -90,7 +90,7 @@ class RequestRow:
 COLUMNS: dict[str, tuple[str, str]] = {
     "stage": ("", "stage number, from 0"),
     "arrival": ("", "number of the planned arrival within its stage, from 0"),
-    "worker": ("", "index of the worker that owned the arrival: arrival modulo workers"),
+    "worker": ("", "index of the worker that sent it: arrival modulo workers, another one after a loss"),
     "repeat": ("", "which repetition of the same offered rate, from 0"),
     "offered_qps": ("1/s", "asked rate of the stage at this arrival"),
     "phase": ("", "`warmup` or `window`, by the intended time"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from bench.records.request import COLUMNS, FLAGS
+from bench.records.server import SERVER_MEANING
 from bench.records.stage import INFLIGHT_MEANING, STAGE_MEANING
 
 HEAD = """# The run folder
@@ -17,6 +18,7 @@ HEAD = """# The run folder
 | `requests.csv` | the ledger: one row per planned arrival, below |
 | `stages.csv` | one row per stage, below |
 | `inflight.csv` | the gauge: ten samples a second of each worker, below; shares no code with the ledger |
+| `server_metrics.csv` | what the service says of itself once a second, when `target.metrics_url` names its metrics page or the engine is embedded, below |
 | `locust_stats.csv`, `locust_stats_history.csv`, `locust_failures.csv`, `locust_exceptions.csv` | Locust's own files, written once more after the last event |
 | `preflight.json` | what the preflight saw |
 | `engine_requests.ndjson`, `engine_state.json` | embedded engine only: its own record of every request |
@@ -40,6 +42,7 @@ def text() -> str:
     out += "\nFlags:\n\n" + "\n".join(f"- `{name}`: {meaning}" for name, meaning in FLAGS.items()) + "\n"
     out += table("stages.csv", [(name, unit, meaning) for name, (unit, meaning) in STAGE_MEANING.items()])
     out += table("inflight.csv", [(name, unit, meaning) for name, (unit, meaning) in INFLIGHT_MEANING.items()])
+    out += table("server_metrics.csv", [(name, unit, meaning) for name, (unit, meaning) in SERVER_MEANING.items()])
     return out
 
 
