@@ -262,10 +262,11 @@ def page(rows: list[dict[str, Any]], quick: bool) -> str:
         )
     lines += [
         "", "- `mm1`: one server, mu = 25/s; the share of waits above the deadline must stay under 1 - target. The "
-        "true knee is a closed form. It forgets slowly (about 3 s near its knee), so misses come in clusters of dozens: the "
-        "hard case.", "- `batching`: the reference's step service, TTFT 0.8 s, TPOT 0.1 s; `bursty`: with gamma gaps "
+        "true knee is a closed form. It forgets slowly (about 3 s near its knee), so misses come in clusters of dozens: "
+        "the hard case.", "- `batching`: the reference's step service, TTFT 0.8 s, TPOT 0.1 s; `bursty`: with gamma gaps "
         "of CV 2; `refusing`: the embedded engine in virtual time with admission, which refuses past its capacity. "
-        "Their true knees come from long runs (3,000 s per path, 1,000 s for `refusing`) and bisection, good to about 1 %.",
+        "Their true knees come from long runs (3,000 s per path, 1,000 s for `refusing`) and bisection, good to about "
+        "1 %.",
         "- The variance is multiplied by 1 + 2.5/(weight of stages near the knee): the search tends to stop when its "
         "dispersion happens to look small. Without the factor 87 to 91 % of the `mm1` intervals covered (150 searches "
         "each).", "",
