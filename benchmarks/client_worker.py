@@ -31,6 +31,7 @@ from bench.client.transport import Transport, TransportOptions
 from bench.records.packing import pack
 from bench.records.request import RequestRow
 from locustfiles import stats
+from locustfiles.calm import calm
 
 WARMUP_S = 3.0
 # As the generator does: rows and Locust events ten times a second, a batch of rows to the master once a second.
@@ -64,6 +65,7 @@ def run_transport(args: argparse.Namespace) -> dict[str, Any]:
     environment = Environment(user_classes=[])
     environment.create_local_runner()
     stats.install(environment)
+    calm()
     options = TransportOptions(read="prompt" if args.mode == "prompt" else "lazy",
                                drain_interval_s=args.drain_ms / 1e3, idle_reuse_s=0.0 if args.new else 4.0)
     transport = Transport(parse_base_url(args.url), options, "sk-benchmark")

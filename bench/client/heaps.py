@@ -15,9 +15,10 @@ Does not: keep state of the stream (AnswerReader does), parse JSON, guess.
 from __future__ import annotations
 
 import re
+from operator import itemgetter
 
 from bench.client.chat import CONTENT, REASONING
-from bench.client.http1 import LINE_LENGTHS, SIZES
+from bench.client.http1 import LINE_LENGTHS, SIZE_LINES, SIZES
 
 # Chunks without output at the end of a heap: finish, usage, and some to spare.
 TAIL_CHUNKS = 6
@@ -28,6 +29,8 @@ _KEYS = (
     (b'"reasoning"', REASONING),
 )
 NOTHING: tuple[int, bytes, int] = (0, b"", 0)
+# The end of an event and of the chunk it is in.
+_CHUNK_END = b"\n\n\r\n"
 # Bytes that plain text in a JSON string has none of: the end of the string, escapes, control characters.
 _NOT_PLAIN = bytes(range(32)) + b'"\\'
 # The inside of a JSON string as our JSON reader takes it; escaped surrogates are left to it.
@@ -39,7 +42,7 @@ MISSES_MAX = 4
 class HeapCounter:
     """What the output events of one stream look like."""
 
-    __slots__ = ("needle", "kind", "_after", "_before", "_between", "_empty", "_finish", "_misses")
+    __slots__ = ("needle", "kind", "_after", "_before", "_empty", "_finish", "_misses")
 
     def __init__(self) -> None:
         self.needle: bytes | None = None
@@ -47,7 +50,6 @@ class HeapCounter:
         self._empty = b""
         self._finish = b""
         self._before = b""  # what an event line has before its text; empty = no template
-        self._between = b""
         self._after = b""
         self._misses = 0
 
@@ -86,33 +88,32 @@ class HeapCounter:
         # An escaped quote is no end; the next event will do.
         self._before = line[:start] if fits and b"\\" not in line[start:end] else b""
         self._after = line[end:]
-        self._between = b"%b\n%b" % (self._after, self._before)
 
     def alike(self, data: bytes) -> tuple[int, int]:
         """Return (output events, where they end): the whole chunks at the start of `data` that are like the template.
 
-        Each is one chunk: size line, event line, empty line. Their parts are compared all at once, in C.
+        Each is one chunk: size line, event line, empty line. The heap is taken apart, its size lines are written anew
+        from the lengths of the pieces, and all must be as it was; that compares everything at once, in C.
         """
-        before, after = self._before, self._after
-        parts = data.split(b"\n")
-        sizes, lines = parts[0:-1:4], parts[1::4]
-        start, end = len(before), -len(after)
-        texts = [line[start:end] for line in lines]
-        text = b"".join(texts)
-        n = len(lines)
-        if (
-            len(parts) == 4 * n + 1
-            and not parts[-1]
-            and b"%b%b%b" % (before, self._between.join(texts), after) == b"\n".join(lines)
-            and list(map(LINE_LENGTHS.get, sizes)) == list(map(len, lines))
-            and all(texts)
-            and not any(parts[2::4])
-            and parts[3::4].count(b"\r") == n
-            and (len(text.translate(None, _NOT_PLAIN)) == len(text) or all(map(_STRING.fullmatch, texts)))
-        ):
-            self._misses = 0
-            return n, len(data)
-        return self._alike_one_by_one(parts)
+        pieces = data.split(_CHUNK_END)
+        sizes = list(map(SIZE_LINES.get, map(len, pieces)))
+        if not pieces.pop() and sizes.pop() is None and sizes and None not in sizes:
+            before, after = self._before, self._after
+            n = len(sizes)
+            cut = itemgetter(slice(len(sizes[0]) + len(before), -len(after)))  # type: ignore[arg-type]
+            texts = list(map(cut, pieces))
+            parts: list[bytes | None] = [None, before, None, after, _CHUNK_END] * n
+            parts[0::5] = sizes
+            parts[2::5] = texts
+            text = b"".join(texts)
+            if (
+                b"".join(parts) == data  # type: ignore[arg-type]
+                and all(texts)
+                and (len(text.translate(None, _NOT_PLAIN)) == len(text) or all(map(_STRING.fullmatch, texts)))
+            ):
+                self._misses = 0
+                return n, len(data)
+        return self._alike_one_by_one(data.split(b"\n"))
 
     def _alike_one_by_one(self, parts: list[bytes]) -> tuple[int, int]:
         """The same for a heap that ends with something else."""

@@ -36,6 +36,8 @@ _START = b"HTTP/1."
 SIZES: dict[bytes, int] = {}
 # The same for a chunk that is one event of one line: size line with its CR -> length of that line.
 LINE_LENGTHS: dict[bytes, int] = {}
+# And the size lines (with CRLF), as services spell them, by the length of size line and chunk together, without CRLFs.
+SIZE_LINES: dict[int, bytes] = {}
 _SIZES_MAX = 8_192
 
 
@@ -48,6 +50,7 @@ def chunk_size(line: bytes) -> int:
     if len(SIZES) < _SIZES_MAX and len(line) <= 16:
         SIZES[bytes(line)] = size
         LINE_LENGTHS[bytes(line) + b"\r"] = size - 2
+        SIZE_LINES.setdefault(len(line) + size, bytes(line) + b"\r\n")
     return size
 
 

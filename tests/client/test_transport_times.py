@@ -113,7 +113,7 @@ def test_the_sampled_share_is_read_promptly(server: NullServer) -> None:
 
 @needs_stamps
 def test_a_blocked_loop_does_not_move_the_first_token(server: NullServer) -> None:
-    """20 ms at a time, gaps of 25 ms: every first read holds one event, and its stamp is the kernel's."""
+    """20 ms at a time, gaps of 25 ms: a first read holds one event, and its stamp is the kernel's; others say so."""
     def block() -> None:
         while True:
             until_s = time.monotonic() + 0.02
@@ -130,7 +130,10 @@ def test_a_blocked_loop_does_not_move_the_first_token(server: NullServer) -> Non
     lags = [o.reader_lag_s for o in outcomes.values()]
     assert max(lags) > 0.005  # we were late, and say so
     assert statistics.median(first) < 0.001 and statistics.median(last) < 0.001
-    assert first[int(0.9 * len(first))] < 0.010  # far below the 20 ms of the loop
+    # On a busy machine our loop may be away for longer than a gap: then the time is a bound, and flagged as one.
+    single, _ = _errors({name: o for name, o in outcomes.items() if "first_read_bound" not in o.flags}, server.records())
+    assert len(single) >= 10
+    assert single[int(0.9 * len(single))] < 0.010  # far below the 20 ms of the loop
 
 
 def test_without_stamps_the_user_clock_is_named(server: NullServer, monkeypatch: pytest.MonkeyPatch) -> None:
