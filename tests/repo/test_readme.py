@@ -42,7 +42,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict
     reference.write_text(json.dumps(asked), encoding="utf-8")
     (folder / ".bench-key").write_text(KEY, encoding="utf-8")
     config = folder / "engine.json"
-    config.write_text(json.dumps({"model": "your-model", "engine": {"embedded": True}, "loadgen": {"output_len_mu": 2.0}}))
+    config.write_text(json.dumps({"model": "readme-7b", "engine": {"embedded": True}, "loadgen": {"output_len_mu": 2.0}}))
     with start_engine(config, api_key_file=folder / ".bench-key") as engine:
         yield folder, user(folder, engine)
 
@@ -55,7 +55,7 @@ def user(folder: Path, engine: EngineProcess) -> dict[str, str]:
         "NO_COLOR": "1",
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{kept['PATH']}",
         "BENCH_BASE_URL": engine.base_url + "/v1",
-        "BENCH_MODEL": "your-model",
+        "BENCH_MODEL": "readme-7b",
         "BENCH_API_KEY_FILE": str(folder / ".bench-key"),
         # lengths: what the README's commands do not say themselves
         "BENCH_STAGE_DURATION": "1",
