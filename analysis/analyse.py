@@ -117,7 +117,7 @@ def _probe(result: StageResult) -> Probe:
     public, joint = result.public, result.joint
     invalid = next((r.text for r in public.reasons if r.severity == "invalid"), "")
     made = probe(public.offered_qps, public.window_s, result.window_scores, joint.value, joint.batches,
-                 stable=public.stationarity != "UNSTABLE")  # fmt: skip
+                 stable=public.stationarity != "UNSTABLE", states=result.states)  # fmt: skip
     return replace(made, valid=usable(public), hold=public.name.endswith(" hold"), reason=invalid)
 
 

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.intervals import t_quantile, wilson
+from analysis.intervals import MIN_STATES, t_quantile, wilson
 from analysis.knee import WATERMARK, Crossing
 
 GROWTH = 2.0
@@ -41,6 +41,7 @@ WIDE = 1.5  # a bracket wider than this ratio is divided before anything is fitt
 SURE = 0.99  # level at which one rate is decided: with about ten looks, one search in ten has a wrong bound
 BATCHES = 10  # parts of a window whose misses tell how dependent neighbours are
 USUAL_DISPERSION = 10.0  # of misses in a queue near its knee; replaced by what the stages show
+CLUSTERS_PER_STATE = 3.0  # misses forget faster than the number in flight; by simulation, 2.5 (mm1) to 4 (batching)
 MIN_SURE = 50  # arrivals below which no rate is decided
 FAR_INSIDE = 0.8  # of the deadline: every part of the stage below it decides for `under`
 TRIES = 2  # measurements of one rate before it counts as near the knee
@@ -65,6 +66,7 @@ class Probe:
     score: float  # target quantile of the SLO score, inf possible
     batch_scores: tuple[float, ...]
     stable: bool  # not UNSTABLE
+    states: float = math.inf  # independent states of the number in flight, see intervals.independent_states
     valid: bool = True
     hold: bool = False
     reason: str = ""  # why it is INVALID
@@ -115,13 +117,14 @@ class Step:
 
 
 def probe(
-    qps: float, window_s: float, scores: np.ndarray, quantile: float, batch_scores: Sequence[float], *, stable: bool
-) -> Probe:
+    qps: float, window_s: float, scores: np.ndarray, quantile: float, batch_scores: Sequence[float], *, stable: bool,
+    states: float = math.inf,
+) -> Probe:  # fmt: skip
     """The probe of one window. `scores`: (n,) SLO scores in order of arrival, inf = failed; a miss is above 1."""
     parts = np.array_split(np.asarray(scores) > 1, BATCHES)
     return Probe(
         qps, window_s, tuple(len(p) for p in parts), tuple(int(p.sum()) for p in parts), quantile,
-        tuple(batch_scores), stable,
+        tuple(batch_scores), stable, states,
     )  # fmt: skip
 
 
@@ -140,13 +143,20 @@ def decide(probes: Sequence[Probe], target: float, usual: float = USUAL_DISPERSI
     if n < MIN_SURE:
         return "open"
     scores = [s for p in probes for s in p.batch_scores]
-    if scores and max(scores) <= FAR_INSIDE and k == 0:
+    states = sum(p.states for p in probes)
+    if scores and max(scores) <= FAR_INSIDE and k == 0 and states >= MIN_STATES:
         return "under"
-    shrink = max(dispersion([(p.batch_arrivals, p.batch_misses) for p in probes]), usual)
+    shrink = max(dispersion([(p.batch_arrivals, p.batch_misses) for p in probes]), usual, clusters(probes))
     low, high = wilson((n - k) / shrink, n / shrink, SURE)
     if low >= target:
         return "under"
     return "over" if high < target else "open"
+
+
+def clusters(probes: Sequence[Probe]) -> float:
+    """Arrivals per independent cluster of misses that the memory of the service allows; 0 when it is not known."""
+    known = [p for p in probes if math.isfinite(p.states) and p.states > 0]
+    return sum(p.arrivals for p in known) / (CLUSTERS_PER_STATE * sum(p.states for p in known)) if known else 0.0
 
 
 def usual_dispersion(probes: Sequence[Probe]) -> float:
@@ -292,7 +302,8 @@ def fit_curve(probes: Sequence[Probe], target: float) -> Curve | None:
     inside = 2.0 * len(close)  # misses come in few clusters: far fewer degrees than batches
     pooled = (freedom * stages + inside * batches) / (freedom + inside)
     # The search tends to stop when the dispersion happens to look small: few stages count less.
-    inflation = max(1.0, batches, pooled) * (1 + STOPPING / float(near.sum()))
+    inside_memory = clusters([p for p, w in zip(probes, near, strict=True) if w > 0.2])
+    inflation = max(1.0, batches, pooled, inside_memory) * (1 + STOPPING / float(near.sum()))
     bread = design.T @ (design * (variance * near)[:, None])
     meat = design.T @ (design * (variance * near**2)[:, None])
     inverse = np.linalg.inv(bread)

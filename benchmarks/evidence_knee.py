@@ -25,8 +25,9 @@ from typing import Any
 import numpy as np
 
 from analysis.batching import StepLaw
-from analysis.intervals import split
+from analysis.intervals import independent_states, split
 from analysis.knee import Crossing, score_quantile
+from analysis.little import in_flight_at
 from analysis.replay import replay
 from analysis.search import Limits, Probe, Spent, Step, estimate, next_step, probe
 from analysis.stationarity import stationarity
@@ -133,9 +134,12 @@ def as_probe(served: Served, qps: float, duration_s: float, target: float) -> Pr
     score = served.score[window]
     flow = stationarity(served.arrival_s, served.done_s, warmup, duration_s, batch=SEQS)
     parts = split(score, 5) if len(score) >= 50 else []
+    t = np.linspace(warmup, duration_s, 600, endpoint=False)
+    states = independent_states(in_flight_at(t, served.arrival_s, served.done_s))
     return probe(
         qps, duration_s - warmup, score, score_quantile(score, target) if len(score) else math.nan,
         [score_quantile(p, target) for p in parts], stable=flow.verdict != "UNSTABLE",
+        states=states,
     )  # fmt: skip
 
 
