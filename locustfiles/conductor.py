@@ -112,6 +112,7 @@ class Conductor:
         self._flushed: set[str] = set()
         self._run_id = ""
         self._t0_s = self._told_s = 0.0
+        self._halted_s = math.inf  # run time at which the stage was stopped
         self._names: dict[int, str] = {}
         self._intended_s: np.ndarray | None = None  # of the stage, from its start
         self._start_s = math.inf  # run time of the stage's start, once it is known
@@ -404,6 +405,7 @@ class Conductor:
             planned=planned,
             duration_s=stage.duration_s,
         )
+        self._halted_s = math.inf
         self._wait_sending(stage, start_s, settings, marks)
         self.live.drain_stage()
         say("drain", number=stage.index + 1, in_flight=None)
@@ -574,6 +576,7 @@ class Conductor:
                 break
         if self._stop.is_set():
             marks.add(self._stop_mark)
+            self._halted_s = now_s() - self._t0_s
             self._halt(stage, abort=self._abort, code="CL-STOP")
 
     def _halt(self, stage: Stage, *, abort: bool, code: str) -> None:
@@ -597,7 +600,7 @@ class Conductor:
         if not self._open_stripes():
             return now_s() - self._t0_s
         marks.add(self._stop_mark if self._abort else "drain_limit")
-        self._halt(stage, abort=True, code="CL-DRAIN")
+        self._halt(stage, abort=True, code="CL-STOP" if self._abort else "CL-DRAIN")
         limit = now_s() + ABORT_LIMIT_S
         while self._open_stripes() and now_s() < limit:
             gevent.sleep(POLL_S)
@@ -644,6 +647,8 @@ class Conductor:
         if "worker_lost" in marks:
             self._lossy.add(stage.index)
         self._start_s = math.inf
+        # what was planned after a stop was never due: the stage, and its window, end there
+        end_s = min(start_s + stage.duration_s, self._halted_s)
         self.collector.close_stage(
             StageRow(
                 stage=stage.index,
@@ -656,9 +661,9 @@ class Conductor:
                 seed=stage.seed,
                 planned=record.planned if loop == "open" else record.rows,
                 start_s=start_s,
-                window_start_s=start_s + stage.warmup_s,
-                window_end_s=start_s + stage.duration_s,
-                end_s=start_s + stage.duration_s,
+                window_start_s=min(start_s + stage.warmup_s, end_s),
+                window_end_s=end_s,
+                end_s=end_s,
                 drained_s=drained_s,
                 workers=len(self._stripes),
                 rows=record.rows,
@@ -669,7 +674,7 @@ class Conductor:
         self.collector.info.worker_info = [
             {"worker": s.index, "client_id": s.client_id, "lost": s.lost, **s.info} for s in self._stripes.values()
         ]
-        took = (drained_s or now_s() - self._t0_s) - start_s - stage.duration_s
+        took = (drained_s or now_s() - self._t0_s) - end_s
         log.info("stage %s: %d rows, drained in %.1f s%s", stage.name, record.rows, took, _shown(marks))
         say(
             "staged",

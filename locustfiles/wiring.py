@@ -139,6 +139,7 @@ class Wiring:
         assert self.conductor is not None
         try:
             plan = self.plan(shape)
+            self._refuse_nowhere()
         except (ConfigError, PlanError) as error:
             self.environment.process_exit_code = 2
             self.conductor.live.refuse(str(error))
@@ -150,6 +151,18 @@ class Wiring:
             stages = [replace(s, name=f"{s.index:02d} {_kind(s.name)} c{users}") for s in plan.stages]
             plan = replace(plan, stages=tuple(stages))
         self.conductor.begin(plan, shape=shape, loop=self.loop, next_stage=next_stage)
+
+    def _refuse_nowhere(self) -> None:
+        """A load needs an address: not one of the example config's placeholders, and not an empty one."""
+        assert self._resolved is not None
+        problems = self._resolved.placeholders()
+        if problems:
+            raise ConfigError(problems)
+        if not self._resolved.config.base_url:
+            raise PlanError(
+                "base_url is empty; `bench run` starts the embedded engine by itself, plain locust needs an address: "
+                "start it with `bench serve-engine` and give that address with --host"
+            )
 
     def settings(self) -> dict[str, Any]:
         """What the conductor and the workers need of the config; holds no key."""

@@ -120,7 +120,7 @@ def run_locust(engine: EngineProcess, config_file: Path, tmp_path: Path) -> Any:
             shape=shape,
         )
         done = subprocess.run(
-            command, env=clean_environment(BENCH_TARGET_URL=url or engine.base_url), capture_output=True, text=True,
+            command, env=clean_environment(BENCH_TARGET_URL=engine.base_url if url is None else url), capture_output=True, text=True,
             timeout=timeout, check=False, cwd=tmp_path,
         )  # fmt: skip
         return Ran(done.returncode, done.stdout, done.stderr, run_dir)

@@ -129,6 +129,23 @@ def test_a_config_typo_stops_plain_locust_with_code_2(run_locust: Any, tmp_path:
     assert not ran.run_dir.exists()
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"base_url": "https://your-gateway.example/v1", "engine": {"embedded": False}}, "CFG-012"),
+        ({"base_url": ""}, "base_url is empty"),
+    ],
+)
+def test_plain_locust_sends_nothing_to_a_placeholder(
+    run_locust: Any, config_file: Path, tmp_path: Path, change: dict[str, Any], words: str
+) -> None:
+    config = json.loads(config_file.read_text(encoding="utf-8")) | change
+    path = tmp_path / "nowhere.json"
+    path.write_text(json.dumps(config), encoding="utf-8")
+    ran = run_locust("--bench-config", str(path), url="")
+    assert ran.code == 2 and words in ran.err and not ran.run_dir.exists(), ran.err
+
+
 def test_a_closed_loop_keeps_its_concurrency(run_locust: Any) -> None:
     ran = run_locust("-u", "4", "-r", "4", "--stage-duration", "3", files="closed_loop.py", shape=None)
     rows = ran.rows()

@@ -176,6 +176,11 @@ def test_ctrl_c_in_the_middle_drains_and_reports(tmp_path: Path, processes: int)
     assert "interrupted" in first["marks"] and len(rows) == int(first["planned"]) and "not_run" in second["marks"]
     kinds = {row["status"] for row in rows}
     assert kinds == {"ok", "unsent"}, kinds
+    # the stage ended with the stop: what was planned for later was never due and is in no window
+    assert float(first["end_s"]) == float(first["window_end_s"]) <= float(first["drained_s"])
+    late = [float(row["intended_s"]) for row in rows if row["status"] == "unsent"]
+    assert min(late) > float(first["end_s"]) - 0.5
+    assert "drained in -" not in err
     last_ok = max(int(r["arrival"]) for r in rows if r["status"] == "ok")
     first_unsent = min(int(r["arrival"]) for r in rows if r["status"] == "unsent")
     assert last_ok < first_unsent + processes  # what was sent was followed to its end, the rest was not sent
