@@ -67,6 +67,23 @@ def _batch(worker: int, workers: int, first: int, rows: int) -> bytes:
     return pack(out)
 
 
+def _locust_report(requests: int) -> dict[str, Any]:
+    """Locust's own statistics of three seconds: E2E, TTFT and TPOT of so many requests."""
+    import random
+
+    from locust.stats import RequestStats
+
+    from locustfiles.stats import install_buckets
+
+    install_buckets()
+    stats, rng = RequestStats(), random.Random(1)
+    for _ in range(requests):
+        for kind, scale in (("POST", 2000.0), ("TTFT", 100.0), ("TPOT", 10.0)):
+            stats.log_request(kind, "00 chat @400", rng.lognormvariate(0, 0.6) * scale, 100)
+    return {"stats": stats.serialize_stats(), "stats_total": stats.total.get_stripped_report(), "errors": {},
+            "user_classes_count": {"ChatUser": 1}, "user_count": 1}  # fmt: skip
+
+
 def _workers(port: int, workers: int, rows_per_s: float, seconds: float) -> tuple[float, int]:
     """Speak for all workers from one process; returns (longest wait for an acknowledgement, rows sent)."""
     import zmq
@@ -88,6 +105,7 @@ def _workers(port: int, workers: int, rows_per_s: float, seconds: float) -> tupl
     # packing is the workers' cost: the bytes are made before the clock runs, numbered by hand for each worker
     total = int(seconds / every_s)
     batches = [[_batch(w, GROUP, k * batch_rows, batch_rows) for k in range(total)] for w in range(min(workers, GROUP))]
+    report = _locust_report(int(3 * rows_per_s))
     for w in range(workers):
         send(w, "client_ready", "2.47.0")
     time.sleep(1.0)
@@ -97,6 +115,7 @@ def _workers(port: int, workers: int, rows_per_s: float, seconds: float) -> tupl
     events = sorted(
         [(w / workers * every_s + k * every_s, "rows", w, k) for w in range(workers) for k in range(total)]
         + [(w / workers + k, "heartbeat", w, k) for w in range(workers) for k in range(int(seconds))]
+        + [(w / workers * 3 + k * 3, "stats", w, k) for w in range(workers) for k in range(int(seconds / 3))]
         + [(w / workers * 0.5 + k * 0.5, "gauge", w, k) for w in range(workers) for k in range(int(2 * seconds))]
     )
     for at, kind, w, k in events:
@@ -107,6 +126,8 @@ def _workers(port: int, workers: int, rows_per_s: float, seconds: float) -> tupl
             stage, stripe = divmod(w, GROUP)  # eight workers have the arrivals of one stage; the next eight of another
             data = {"run_id": "run", "stage": stage, "stripe": stripe, "seq": k + 1, "data": batches[stripe][k]}
             send(w, "bench_rows", data)
+        elif kind == "stats":
+            send(w, "stats", report)
         elif kind == "heartbeat":
             send(w, "heartbeat", {"state": "running", "current_cpu_usage": 50.0, "current_memory_usage": 10**8})
         else:
@@ -168,6 +189,7 @@ def _master(pipe: Any, workers: int, rows_per_s: float, seconds: float) -> None:
         conductor._look_for_lost(set())
     collector.flush()
     cpu_s += time.process_time()
-    pipe.send({"cpu_s": cpu_s, "wall_s": time.monotonic() - began, "rows": sum(r.rows for r in collector.stages.values()),
-               "ledger_us": collector.transport["cpu_us"]})
+    rows = sum(r.rows for r in collector.stages.values())
+    ledger_us = collector.transport["cpu_us"]
+    pipe.send({"cpu_s": cpu_s, "wall_s": time.monotonic() - began, "rows": rows, "ledger_us": ledger_us})
     folder.cleanup()
