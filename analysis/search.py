@@ -143,6 +143,8 @@ def decide(probes: Sequence[Probe], target: float, usual: float = USUAL_DISPERSI
     if n < MIN_SURE:
         return "open"
     scores = [s for p in probes for s in p.batch_scores]
+    if k > n / 2:  # no cluster: most of all arrivals missed
+        return "over"
     states = sum(p.states for p in probes)
     if scores and max(scores) <= FAR_INSIDE and k == 0 and states >= MIN_STATES:
         return "under"
