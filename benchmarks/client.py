@@ -188,7 +188,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--ttft-ms", type=float, default=50.0)
     parser.add_argument("--gap-ms", type=float, default=10.0)
-    parser.add_argument("--drain-ms", type=float, default=100.0)
+    parser.add_argument("--drain-ms", type=float, default=200.0)
     parser.add_argument("--seconds", type=float, default=7.0, help="load of one client, without the drain")
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--side-seconds", type=float, default=5.0, help="the blocked-loop and new-connection runs")

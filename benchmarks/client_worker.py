@@ -6,7 +6,8 @@ Output: one line of JSON on standard output: CPU seconds of this process in the 
 (CLOCK_MONOTONIC), peak memory, and per request [sent, first output, last output, chunks].
 Does not: compare with the server's record (benchmarks.client does).
 
-1. Ours is measured with all that a worker does: pacing, parsing, ledger rows, Locust events, packing of batches.
+1. Ours is measured with all that a worker does: pacing, parsing, ledger rows, Locust events, packing of batches, and
+   the gauge of streams in flight.
 2. The peer is what its documentation shows: one user per stream in flight, read line by line, JSON per event.
 """
 from __future__ import annotations
@@ -36,6 +37,7 @@ from locustfiles.calm import calm
 WARMUP_S = 3.0
 # As the generator does: rows and Locust events ten times a second, a batch of rows to the master once a second.
 FLUSH_S, SHIP_S = 0.1, 1.0
+GAUGE_S = 0.1
 PROMPT_SHARE = 0.05
 
 
@@ -109,7 +111,14 @@ def run_transport(args: argparse.Namespace) -> dict[str, Any]:
                 shipped_s = time.monotonic()
                 ship()
 
-    flusher = gevent.spawn(flush_always)
+    in_flight: list[int] = []
+
+    def gauge_always() -> None:
+        while True:
+            gevent.sleep(GAUGE_S)
+            in_flight.append(transport.in_flight_at(time.monotonic() - transport.settle_s))
+
+    flusher, gauge = gevent.spawn(flush_always), gevent.spawn(gauge_always)
     blocker = gevent.spawn(_block, args.block_ms / 1e3) if args.block_ms else None
     meter = Meter(args.seconds)
     rng = random.Random(args.seed)
@@ -127,7 +136,7 @@ def run_transport(args: argparse.Namespace) -> dict[str, Any]:
     while transport.in_flight and time.monotonic() < until_s:
         gevent.sleep(0.05)
     transport.cancel_all("CL-DRAIN")
-    for greenlet in filter(None, (flusher, blocker)):
+    for greenlet in filter(None, (flusher, gauge, blocker)):
         greenlet.kill()
     flush()
     result = meter.result() | {"requests": requests, "planned": i, "connects_s": connects_s, "lags_s": lags_s,
@@ -198,7 +207,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=8.0)
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--stream-s", type=float, default=2.05, help="how long one answer takes")
-    parser.add_argument("--drain-ms", type=float, default=100.0)
+    parser.add_argument("--drain-ms", type=float, default=200.0)
     parser.add_argument("--block-ms", type=float, default=0.0, help="hold the loop that long, ten times a second")
     parser.add_argument("--prompt-share", type=float, default=PROMPT_SHARE, help="streams read promptly")
     parser.add_argument("--new", action="store_true", help="a new connection for each request")

@@ -71,10 +71,10 @@ class AnswerReader:
     """State of one answer; feed it until `complete`, or end it with `eof` or `fail`."""
 
     __slots__ = (
-        "options", "pinned_tokens", "send_at", "first_output", "complete", "coalesced", "body", "done_marker_at", "lazy", "_http",
-        "_sse", "_chat", "_kind", "_plain_path", "_inflate", "_inflated", "_fault", "_headers_at", "_first_at",
-        "_content_at", "_last_at", "_done_at", "_at", "_bytes", "_reads", "_read_outputs", "_first_read_chunks",
-        "_gaps", "_heaps", "_rest", "_last_output", "_events", "_protocol_broken",
+        "options", "pinned_tokens", "send_at", "first_output", "complete", "coalesced", "body", "done_marker_at",
+        "lazy", "_http", "_sse", "_chat", "_kind", "_plain_path", "_inflate", "_inflated", "_fault", "_headers_at",
+        "_first_at", "_content_at", "_last_at", "_done_at", "_at", "_bytes", "_reads", "_read_outputs",
+        "_first_read_chunks", "_gaps", "_heaps", "_rest", "_last_output", "_events", "_protocol_broken",
     )  # fmt: skip
 
     def __init__(self, options: AnswerOptions | None = None, *, pinned_tokens: int | None = None) -> None:
@@ -138,6 +138,14 @@ class AnswerReader:
         """Take one read of the socket that reached the host at `at`; return True when the answer is complete."""
         if self._plain_path and not self._rest:
             # One event, alone in one chunk, alone in one read: how most token streams arrive.
+            heaps = self._heaps
+            if heaps.before and heaps.is_alike(data):
+                self._bytes += len(data)
+                self._reads += 1
+                self._chat.count_alike(1, heaps.kind)
+                self._gaps.add(at - self._last_at)
+                self._at = self._last_at = at
+                return False
             end = data.find(b"\r\n", 0, 18)
             size = SIZES.get(data[:end])
             n = len(data)
@@ -162,10 +170,21 @@ class AnswerReader:
                     else:
                         self._gaps.add(at - self._last_at)
                         self._last_at = at
-                elif self._chat.done and self.done_marker_at is None:
-                    self.done_marker_at = at
+                        self._learn(data[end + 2 : -4])
+                elif self._chat.done:
+                    self._heaps.before = b""
+                    if self.done_marker_at is None:
+                        self.done_marker_at = at
                 return False
         return self._feed_all(data, at)
+
+    def _learn(self, line: bytes) -> None:
+        """The line of a token event that was parsed: the next ones may equal it but for their text."""
+        chat = self._chat
+        if chat.done or chat.several or self.options.keep_text:
+            self._heaps.before = b""
+        else:
+            self._heaps.meet(line)
 
     def _feed_all(self, data: bytes, at: float) -> bool:
         """The general path: any framing, any cut, any body."""
@@ -177,6 +196,7 @@ class AnswerReader:
     def _parse(self, data: bytes, at: float) -> bool:
         self._at = at
         self._read_outputs = 0
+        self._heaps.before = b""  # what comes now may change what such an event means
         if self._rest:
             data = self._rest + data
             self._rest = b""
@@ -322,7 +342,7 @@ class AnswerReader:
         if self._rest:
             data = self._rest + data
             self._rest = b""
-        if heaps.has_template:
+        if heaps.before:
             return self._feed_alike(data, at)
         starts, end, unusual = heaps.walk(data)
         events, last, stop = heaps.count(data, starts, end)

@@ -42,24 +42,25 @@ MISSES_MAX = 4
 class HeapCounter:
     """What the output events of one stream look like."""
 
-    __slots__ = ("needle", "kind", "_after", "_before", "_empty", "_finish", "_misses")
+    __slots__ = ("needle", "kind", "before", "_after", "_empty", "_end", "_finish", "_misses")
 
     def __init__(self) -> None:
         self.needle: bytes | None = None
         self.kind = CONTENT
         self._empty = b""
         self._finish = b""
-        self._before = b""  # what an event line has before its text; empty = no template
-        self._after = b""
+        self.before = b""  # what an event line has before its text; empty = no template
+        self._after = self._end = b""
         self._misses = 0
 
     def learn(self, event: bytes) -> None:
         """Choose the needle from an output event; none when the format is not that simple.
 
-        event: the JSON, or the whole line `data: JSON` where it is known, which then is the template too.
+        event: the JSON, or the whole line `data: JSON` where it is known. It is the template too; where the spelling of
+        the line is not known it is guessed, and a wrong guess fits no event.
         """
         self.needle = None
-        self._before = b""
+        self.before = b""
         found = [
             (key + colon, kind)
             for key, kind in _KEYS
@@ -70,13 +71,31 @@ class HeapCounter:
             self.needle, self.kind = found[0]
             self._empty = self.needle + b'"'
             self._finish = b'"finish_reason": "' if self.needle.endswith(b' "') else b'"finish_reason":"'
-            if event.startswith(b"data:"):
-                self.adopt(event)
+            self.adopt(event if event.startswith(b"data:") else b"data: " + event)
 
-    @property
-    def has_template(self) -> bool:
-        """An event is known that others may equal but for their text."""
-        return bool(self._before)
+    def meet(self, line: bytes) -> None:
+        """Take an output event that was parsed although there may be a template: it was not like it."""
+        if self.needle is None:
+            if self._misses < MISSES_MAX:
+                self._misses += 1
+                self.learn(line)
+        elif self._misses < MISSES_MAX:
+            self._misses += 1
+            self.adopt(line)
+
+    def is_alike(self, data: bytes) -> bool:
+        """Return True when `data` is one whole chunk that is like the template."""
+        size = SIZE_LINES.get(len(data) - 4)
+        if size is None or not data.startswith(size):
+            return False
+        start = len(size)
+        if not data.startswith(self.before, start) or not data.endswith(self._end):
+            return False
+        text = data[start + len(self.before) : -len(self._end)]
+        if not text or (len(text.translate(None, _NOT_PLAIN)) != len(text) and _STRING.fullmatch(text) is None):
+            return False
+        self._misses = 0
+        return True
 
     def adopt(self, line: bytes) -> None:
         """Take the line of an event that was parsed, and carried `kind`, as the template."""
@@ -84,10 +103,12 @@ class HeapCounter:
         assert needle is not None
         start = line.find(needle) + len(needle)
         end = line.find(b'"', start)
-        fits = start >= len(needle) and end >= 0 and self._misses < MISSES_MAX and b"\r" not in line
+        one_line = b"\r" not in line and b"\n" not in line
+        fits = start >= len(needle) and end >= 0 and self._misses < MISSES_MAX and one_line
         # An escaped quote is no end; the next event will do.
-        self._before = line[:start] if fits and b"\\" not in line[start:end] else b""
+        self.before = line[:start] if fits and b"\\" not in line[start:end] else b""
         self._after = line[end:]
+        self._end = self._after + _CHUNK_END
 
     def alike(self, data: bytes) -> tuple[int, int]:
         """Return (output events, where they end): the whole chunks at the start of `data` that are like the template.
@@ -98,7 +119,7 @@ class HeapCounter:
         pieces = data.split(_CHUNK_END)
         sizes = list(map(SIZE_LINES.get, map(len, pieces)))
         if not pieces.pop() and sizes.pop() is None and sizes and None not in sizes:
-            before, after = self._before, self._after
+            before, after = self.before, self._after
             n = len(sizes)
             cut = itemgetter(slice(len(sizes[0]) + len(before), -len(after)))  # type: ignore[arg-type]
             texts = list(map(cut, pieces))
@@ -117,7 +138,7 @@ class HeapCounter:
 
     def _alike_one_by_one(self, parts: list[bytes]) -> tuple[int, int]:
         """The same for a heap that ends with something else."""
-        before, after = self._before, self._after
+        before, after = self.before, self._after
         n = stop = 0
         least = len(before) + len(after)
         for i in range(0, len(parts) - 4, 4):
@@ -137,7 +158,7 @@ class HeapCounter:
             stop += len(parts[i]) + len(line) + 5
         self._misses = 0 if n else self._misses + 1
         if self._misses >= MISSES_MAX:
-            self._before = b""
+            self.before = b""
         return n, stop
 
     def walk(self, data: bytes) -> tuple[list[int], int, bool]:

@@ -39,6 +39,9 @@ LINE_LENGTHS: dict[bytes, int] = {}
 # And the size lines (with CRLF), as services spell them, by the length of size line and chunk together, without CRLFs.
 SIZE_LINES: dict[int, bytes] = {}
 _SIZES_MAX = 8_192
+# Header blocks repeat too, at least within a second (`date`): block -> what it says, see `_parse_head`.
+_HEADS: dict[bytes, tuple[int, dict[str, str], tuple[int, int], int, int, bool]] = {}
+_HEADS_MAX, _HEADS_MAX_BYTES = 64, 2_048
 
 
 def chunk_size(line: bytes) -> int:
@@ -134,13 +137,12 @@ class ResponseParser:
                 return b""
             if end > MAX_HEAD_BYTES:
                 raise ProtocolError("SC-HEADERS", f"the header block is above {MAX_HEAD_BYTES} bytes")
-            self._parse_head(bytes(head[:end]))
+            self._take_head(bytes(head[:end]))
             del head[:after]
             self._scan = 0
             if self.status is not None and self.status >= 200:
                 rest = bytes(head)
                 self._head = bytearray()
-                self._choose_framing()
                 return rest
             self.interim += 1
             if self.interim > MAX_INTERIM:
@@ -164,6 +166,20 @@ class ResponseParser:
                 self._scan = at
                 return -1, -1
             at += 1
+
+    def _take_head(self, block: bytes) -> None:
+        known = _HEADS.get(block)
+        if known is not None:
+            self.status, headers, self.version, self.phase, self._left, self._reusable = known
+            self.headers = headers.copy()
+            return
+        self._parse_head(block)
+        if self.status is not None and self.status >= 200:
+            self._choose_framing()
+            if len(block) <= _HEADS_MAX_BYTES:
+                if len(_HEADS) >= _HEADS_MAX:
+                    _HEADS.clear()
+                _HEADS[block] = (self.status, self.headers.copy(), self.version, self.phase, self._left, self._reusable)
 
     def _parse_head(self, block: bytes) -> None:
         lines = block.split(b"\n")

@@ -33,7 +33,7 @@ OPENING, WRITING, READING, DONE = range(4)
 READS_PER_DRAIN = 8
 # Above this many bytes in one drain a stream is read promptly again: its socket could fill before the next drain,
 # and a full socket delays the service (a default Linux socket holds about 100 kB of small segments).
-LAZY_BYTES_PER_DRAIN = 24_000
+LAZY_BYTES_PER_DRAIN = 48_000
 # After [DONE] the end of the body is waited for this long; then the connection is closed and not kept.
 END_GRACE_S = 1.0
 
@@ -344,8 +344,8 @@ class Stream:
                 self._transport.pool.give(connection, time.monotonic())
             else:
                 connection.close()
-        self._transport.forget(self)
         self.outcome = self._outcome()
+        self._transport.forget(self)
         self.on_done(self.outcome)
 
     def _outcome(self) -> Outcome:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import ssl
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -44,6 +45,8 @@ LOOK_S = 2.0
 # A drain interval has this many slots. More slots hold the loop for less (60 of 300 streams: about 1 ms) and wake it
 # more often (a wake-up costs 30-70 microseconds on a small virtual machine, more than the drain of a stream).
 DRAIN_SLOTS = 5
+# How far back `in_flight_at` can look, beyond the time an answer may wait for its drain.
+HISTORY_S = 1.0
 DRAIN_NOW_STREAMS = 32
 # Not 0: the loop goes on with such greenlets for 5 ms before it looks at timers and sockets again.
 YIELD_S = 0.0005
@@ -54,7 +57,7 @@ class TransportOptions:
     """Settings of the transport; times in seconds."""
 
     read: str = "auto"
-    drain_interval_s: float = 0.1
+    drain_interval_s: float = 0.2
     connect_timeout_s: float = 10.0
     first_token_timeout_s: float = 60.0
     idle_timeout_s: float = 30.0
@@ -137,6 +140,8 @@ class Transport:
         self.look_s = min(LOOK_S, options.connect_timeout_s, options.first_token_timeout_s, options.idle_timeout_s,
                           options.total_timeout_s)
         self._streams: dict[Stream, None] = {}
+        self._starts_s: deque[float] = deque()
+        self._ends_s: deque[float] = deque()
         self._buckets: dict[int, set[Stream]] = {}
         self._tick_at = int(time.monotonic() / TICK_S)
         self._slots: list[dict[Stream, None]] = [{} for _ in range(DRAIN_SLOTS)]
@@ -158,6 +163,22 @@ class Transport:
         a drain interval too long on average."""
         return len(self._streams)
 
+    @property
+    def settle_s(self) -> float:
+        """After this time an answer that was complete has been drained, unless our loop is later than that itself."""
+        slot_s = self.options.drain_interval_s / DRAIN_SLOTS
+        return self.options.drain_interval_s + slot_s if self.lazy_reading else slot_s
+
+    def in_flight_at(self, at_s: float) -> int:
+        """Streams that had been given to `send` and whose answer had not ended at `at_s` (monotonic, past).
+
+        By the arrival of the answer's end, so exact without draining anything, once `settle_s` has passed since then;
+        asked for earlier, answers that wait in their sockets count. Looks back `HISTORY_S + settle_s`.
+        """
+        began_since = sum(1 for start_s in self._starts_s if start_s > at_s)
+        ended_since = sum(1 for end_s in self._ends_s if end_s > at_s)
+        return len(self._streams) - began_since + ended_since
+
     def send(self, body: bytes, *, request_id: str, prompt_read: bool = False, pinned_tokens: int | None = None,
              on_done: Callable[[Outcome], None], method: str = "POST", path: str | None = None,
              answer: AnswerOptions | None = None) -> Stream:
@@ -176,10 +197,12 @@ class Transport:
                         prompt_read=prompt_read or not self.lazy_reading)
         self._streams[stream] = None
         self.counts.sent += 1
+        now_s = time.monotonic()
+        _remember(self._starts_s, now_s, now_s - HISTORY_S - self.settle_s)
         if self._closed:
             stream.fail("CL-STOP", "the transport is closed")
             return stream
-        self._watch(stream, time.monotonic())
+        self._watch(stream, now_s)
         stream.run()
         return stream
 
@@ -279,8 +302,10 @@ class Transport:
             self._gatherer.refine()
 
     def forget(self, stream: Stream) -> None:
-        """The stream is done."""
+        """The stream is done; its outcome says when its answer ended."""
         self.counts.done += 1
+        now_s, end_s = time.monotonic(), stream.outcome.done_at
+        _remember(self._ends_s, now_s if end_s is None else end_s, now_s - HISTORY_S - self.settle_s)
         self._streams.pop(stream, None)
         bucket = self._buckets.get(stream.bucket)
         if bucket is not None:
@@ -368,6 +393,13 @@ class Transport:
             call(*arguments)
         except Exception:
             self.hub.handle_error(call, *sys.exc_info())
+
+
+def _remember(times_s: deque[float], at_s: float, oldest_s: float) -> None:
+    """Append a time, forget the oldest ones."""
+    times_s.append(at_s)
+    while times_s[0] < oldest_s and len(times_s) > 1:
+        times_s.popleft()
 
 
 def _proxy(url: str | None) -> Proxy | None:

@@ -201,7 +201,7 @@ class Client(Section):
     """How answers are read and how many may be open."""
 
     read: Literal["lazy", "prompt", "auto"] = _key("auto", "lazy: after the first output read in intervals")
-    drain_interval_ms: Millis = _key(100.0, "lazy: time between two reads of one stream", unit="ms")
+    drain_interval_ms: Millis = _key(200.0, "lazy: time between two reads of one stream", unit="ms")
     prompt_sample_ratio: Share = _key(0.05, "auto: share of streams read at once, for token gaps", unit="1")
     max_in_flight: int = _key(20_000, "streams one worker may have open", ge=1, le=1_000_000)
     idle_reuse_sec: SecondsOrZero = _key(4.0, "an idle connection older than this is not used again", unit="s")

@@ -585,6 +585,31 @@ def test_an_odd_event_among_events_that_are_alike(odd: bytes) -> None:
                     assert lazy == full
 
 
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_events_read_one_by_one_are_compared_or_parsed(at_once: int) -> None:
+    """The comparison of single events against the general path, which a cut in the middle of a read leads to."""
+    odd = [long_token("y" * 500), long_token('a "quote"'), long_token("line\nbreak"), long_token(""), event({"content": "z"}),
+           long_token().replace(b'"created":1', b'"created":2'), long_token("x", error={"message": "boom"}), ROLE,
+           long_token().replace(b'"x"', b'"\x01"'), FINISH, usage(3), DONE, long_token("late")]  # fmt: skip
+    for strange in odd:
+        events = [ROLE, *[long_token(f" t{i}") for i in range(5)], strange, *[long_token("b" * i) for i in range(1, 6)]]
+        events += [FINISH, usage(9), DONE]
+        quick, general = AnswerReader(), AnswerReader()
+        for number in range(0, len(events), at_once):
+            data = framed(*events[number : number + at_once])
+            at = 1.0 + number * 0.01
+            for reader, cut in ((quick, 0), (general, len(data) // 3)):
+                for piece in filter(None, ((HEAD if number == 0 else b"") + data[:cut], data[cut:])):
+                    reader.feed(piece, at)
+        for reader in (quick, general):
+            reader.feed(END, 9.0)
+            reader.eof(9.0)
+        assert facts(quick) == facts(general), strange
+        a, b = quick.outcome(), general.outcome()
+        assert (a.itl_mean_s, a.itl_p99_s, a.itl_max_s) == (b.itl_mean_s, b.itl_p99_s, b.itl_max_s), strange
+        assert a.chunks is not None and a.chunks >= 10 or strange == DONE
+
+
 def test_chunk_sizes_are_not_taken_on_trust() -> None:
     alike = framed(long_token())
     wrong = b"%x" % (len(long_token()) + 1) + alike[alike.index(b"\r") :]
@@ -618,7 +643,7 @@ def test_a_template_that_never_fits_is_given_up() -> None:
     for heap in range(12):
         reader.feed_lazy(framed(*(long_token(n=heap * 10 + i) for i in range(10))), 2.0 + heap)
     assert reader.outcome().chunks == 121
-    assert reader._heaps.needle is not None and not reader._heaps._before
+    assert reader._heaps.needle is not None and not reader._heaps.before
 
 
 def test_lazy_streams_have_no_gap_statistics() -> None:

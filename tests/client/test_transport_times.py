@@ -168,6 +168,38 @@ def test_a_wall_clock_that_steps_every_read_does_no_harm(server: NullServer, mon
         assert abs(outcome.first_token_at - true_first) < 0.2 and abs(outcome.last_token_at - true_last) < 0.2
 
 
+@needs_stamps
+@pytest.mark.parametrize("read", ["lazy", "prompt"])
+def test_in_flight_is_known_for_a_moment_that_has_passed(server: NullServer, read: str) -> None:
+    """Against a count of our own: began at its send, ended when the last bytes reached the host."""
+    began_s: dict[str, float] = {}
+    outcomes: dict[str, Outcome] = {}
+
+    def one(name: str, tokens: int) -> None:
+        began_s[name] = time.monotonic()
+        made.send(json.dumps({"max_tokens": tokens}).encode(), request_id=name,
+                  on_done=lambda outcome: outcomes.__setitem__(name, outcome))
+
+    asked: list[tuple[float, int]] = []
+    with transport(server.url, read=read, drain_interval_s=0.1) as made:
+        for i in range(40):
+            gevent.spawn(one, f"{read}{i}", 2 + i % 9)
+            gevent.sleep(0.01)
+            at_s = time.monotonic() - made.settle_s - 0.05
+            asked.append((at_s, made.in_flight_at(at_s)))
+        wait_for(lambda: len(outcomes) == 40)
+        for _ in range(20):
+            at_s = time.monotonic() - made.settle_s - 0.05
+            asked.append((at_s, made.in_flight_at(at_s)))
+            gevent.sleep(0.01)
+        assert made.in_flight_at(time.monotonic()) == made.in_flight == 0
+    ends_s = {name: outcome.done_at or 0.0 for name, outcome in outcomes.items()}
+    right = [n == sum(began_s[name] <= at_s < ends_s[name] for name in began_s) for at_s, n in asked]
+    assert max(n for _, n in asked) >= 5
+    # A machine that stops us for longer than the 50 ms to spare may spoil some.
+    assert sum(right) >= 0.8 * len(right)
+
+
 _PATCHED = """
 from gevent import monkey
 monkey.patch_all()
