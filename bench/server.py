@@ -8,6 +8,7 @@ Does not: measure or judge; each tool runs `bench COMMAND` as a process of its o
 2. No run is longer, faster or larger than the limits of the environment, and only one runs at a time.
 3. The key is taken out of everything that is sent back.
 """
+
 from __future__ import annotations
 
 import sys
@@ -41,8 +42,9 @@ def build(settings: Settings) -> MCPServer:
         finally:
             jobs.close()
 
-    server: MCPServer = MCPServer("scheduler-bench", version=__version__, instructions=INSTRUCTIONS,
-                                  log_level="WARNING", lifespan=life)
+    server: MCPServer = MCPServer(
+        "scheduler-bench", version=__version__, instructions=INSTRUCTIONS, log_level="WARNING", lifespan=life
+    )
     _read_tools(server, jobs)
     _load_tools(server, jobs)
     _resources(server, jobs)
@@ -77,33 +79,62 @@ def _read_tools(server: MCPServer, jobs: Jobs) -> None:
     async def check() -> dict[str, Any]:
         """Preflight of the configured service: address, key, model, one request, one stream. Sends at most eight short
         requests. Says whose fault a failure is and what to try next."""
-        return await _bench(jobs, "check", "--base-url", jobs.settings.base_url, "--model", jobs.settings.model,
-                            "--json")
+        return await _bench(
+            jobs, "check", "--base-url", jobs.settings.base_url, "--model", jobs.settings.model, "--json"
+        )
 
     @server.tool()
-    async def validate(config: str = "", shape: str = "sweep", qps: str = "", stage_duration_s: float = 0) -> dict[str, Any]:
+    async def validate(
+        config: str = "", shape: str = "sweep", qps: str = "", stage_duration_s: float = 0
+    ) -> dict[str, Any]:
         """Dry run of a config file: problems, resolved values, how many requests and tokens a run would send.
         `qps` such as "5,10,15". Sends nothing."""
         extra = [*_opt("--qps", qps), *_opt("--stage-duration", stage_duration_s)]
         return await _bench(jobs, "validate", _config_path(jobs, config), "--shape", shape, "--json", *extra)
 
     @server.tool()
-    async def simulate(config: str = "", qps: str = "", stage_duration_s: float = 0, shape: str = "sweep",
-                       settings: dict[str, str] | None = None, decisions: bool = True) -> dict[str, Any]:
+    async def simulate(
+        config: str = "",
+        qps: str = "",
+        stage_duration_s: float = 0,
+        shape: str = "sweep",
+        settings: dict[str, str] | None = None,
+        decisions: bool = True,
+    ) -> dict[str, Any]:
         """The config's load through the embedded scheduler in virtual time: seconds instead of minutes, nothing is
         sent. `settings` are config keys, such as {"scheduler.policy": "edf"}. Gives a run for report, plan, explain."""
         sets = [part for key, value in (settings or {}).items() for part in ("--set", f"{key}={value}")]
-        extra = [*_opt("--qps", qps), *_opt("--stage-duration", stage_duration_s), *sets,
-                 *(["--decisions"] if decisions else [])]
+        extra = [
+            *_opt("--qps", qps),
+            *_opt("--stage-duration", stage_duration_s),
+            *sets,
+            *(["--decisions"] if decisions else []),
+        ]
         folder = jobs.new_run_path("sim")
-        return await _bench(jobs, "simulate", "--config", _config_path(jobs, config), "--shape", shape, "--run-dir",
-                            str(folder), "--json", "--quiet", *extra)
+        return await _bench(
+            jobs,
+            "simulate",
+            "--config",
+            _config_path(jobs, config),
+            "--shape",
+            shape,
+            "--run-dir",
+            str(folder),
+            "--json",
+            "--quiet",
+            *extra,
+        )
 
     @server.tool()
-    async def analyse(run: str, slo_ttft_ms: float = 0, slo_tpot_ms: float = 0, attainment: float = 0) -> dict[str, Any]:
+    async def analyse(
+        run: str, slo_ttft_ms: float = 0, slo_tpot_ms: float = 0, attainment: float = 0
+    ) -> dict[str, Any]:
         """Judge a run again, with other limits if given: verdict, reasons, capacity, one line per stage."""
-        extra = [*_opt("--slo-ttft-ms", slo_ttft_ms), *_opt("--slo-tpot-ms", slo_tpot_ms),
-                 *_opt("--attainment", attainment)]
+        extra = [
+            *_opt("--slo-ttft-ms", slo_ttft_ms),
+            *_opt("--slo-tpot-ms", slo_tpot_ms),
+            *_opt("--attainment", attainment),
+        ]
         return await _bench(jobs, "analyse", _run_path(jobs, run), *extra)
 
     @server.tool()
@@ -145,16 +176,26 @@ def _load_tools(server: MCPServer, jobs: Jobs) -> None:
     """Tools that send load to the configured service, or stop it."""
     limits = jobs.settings
 
-    async def run(ctx: Context, qps: str, stage_duration_s: float, config: str = "", shape: str = "sweep",
-                  background: bool = False) -> dict[str, Any]:
+    async def run(
+        ctx: Context,
+        qps: str,
+        stage_duration_s: float,
+        config: str = "",
+        shape: str = "sweep",
+        background: bool = False,
+    ) -> dict[str, Any]:
         try:
             job = await anyio.to_thread.run_sync(lambda: jobs.prepare(config, shape, qps, stage_duration_s))
             await jobs.start(job)
         except JobRefused as error:
             raise ToolError(str(error)) from None
         if background:
-            return {"started": job.run_dir.name, "planned_s": job.planned_s, "arrivals": job.arrivals,
-                    "next": "call status until it is done, or cancel"}
+            return {
+                "started": job.run_dir.name,
+                "planned_s": job.planned_s,
+                "arrivals": job.arrivals,
+                "next": "call status until it is done, or cancel",
+            }
 
         async def progress(done_s: float, text: str) -> None:
             await ctx.report_progress(min(done_s, job.planned_s), job.planned_s, jobs.scrub(text))
@@ -162,9 +203,9 @@ def _load_tools(server: MCPServer, jobs: Jobs) -> None:
         return await jobs.wait(job, progress)
 
     run.__doc__ = f"""Send load to the configured service and judge it: preflight, stages, drain, analysis, report.
-        `qps` are offered rates such as "5,10" (at most {limits.max_qps:g}), `stage_duration_s` seconds of each; together at
-        most {limits.max_duration_s:g} s and {limits.max_requests} requests. Shapes: sweep, repeat, smoke, single, hold,
-        spike, ramp. Costs tokens: ask the user first. background=true returns at once; then use status and cancel."""
+        `qps` are offered rates such as "5,10" (at most {limits.max_qps:g}), `stage_duration_s` seconds of each, in all
+        at most {limits.max_duration_s:g} s and {limits.max_requests} requests. Shapes: sweep, repeat, smoke, single,
+        hold, spike, ramp. Costs tokens: ask the user first. background=true returns at once: use status and cancel."""
     server.tool(name="run")(run)
 
     @server.tool()
@@ -181,7 +222,9 @@ def _resources(server: MCPServer, jobs: Jobs) -> None:
             path = jobs.run_path(run) / name
             return jobs.scrub(path.read_text(encoding="utf-8"))
         except (JobRefused, OSError):
-            raise ResourceNotFoundError(f"run {run!r} has no {name}; runs: {', '.join(jobs.run_names()) or 'none'}") from None
+            raise ResourceNotFoundError(
+                f"run {run!r} has no {name}; runs: {', '.join(jobs.run_names()) or 'none'}"
+            ) from None
 
     @server.resource("bench://runs", mime_type="application/json", description="All runs with their verdicts.")
     async def runs() -> dict[str, Any]:

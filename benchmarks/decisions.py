@@ -3,12 +3,14 @@
     python -m benchmarks.decisions            (under 3 minutes of CPU)
     python -m benchmarks.decisions --rollouts 20 --seeds 2
 
-attainment_gain      derived early rejection minus plain FCFS, attainment over ALL arrivals, mean over 1.0 to 1.5 times the
-                     knee and over the seeds; the limits are what `bench plan` derives from a simulated sweep
+attainment_gain      derived early rejection minus plain FCFS, attainment over ALL arrivals, mean over 1.0 to 1.5 times
+                     the knee and over the seeds; the limits are what `bench plan` derives from a simulated sweep
 decision_p99_us      CPU time per request at 1,000 waiting, worst policy
 false_rollback_rate  A/A: both policies equal, gray stage of 2,000 requests near the knee; share rolled back
-detection_rate       A/B: the new policy loses 10 points of attainment; share rolled back within 2,000 requests of both arms
+detection_rate       A/B: the new policy loses about 10 points of attainment (`planted_loss`); share rolled back within
+                     2,000 requests of both arms
 """
+
 from __future__ import annotations
 
 import argparse
@@ -34,8 +36,11 @@ DEMO = Path(__file__).resolve().parents[1] / "configs" / "demo.json"
 MULTIPLES = (1.0, 1.1, 1.2, 1.3, 1.4, 1.5)
 NAMES = tuple(f"tenant-{i:03d}" for i in range(40))
 GRAY = StageSpec("gray", 2000, share=0.5)
-ROLLOUT = Rollout("benchmark", (StageSpec("replay", 2000), StageSpec("shadow", 2000), GRAY, StageSpec("full", 2000)),
-                  (Gate("attainment", 0.02, 0.10), Gate("preemptions", 0.2, 1.0)))
+ROLLOUT = Rollout(
+    "benchmark",
+    (StageSpec("replay", 2000), StageSpec("shadow", 2000), GRAY, StageSpec("full", 2000)),
+    (Gate("attainment", 0.02, 0.10), Gate("preemptions", 0.2, 1.0)),
+)
 AA_QPS, AB_QPS = 20.0, 17.0  # per replica: where 1 % of the arrivals miss, and where the planted policy loses 10 points
 
 
@@ -60,18 +65,27 @@ def gain(plan: dict[str, Any], seeds: int) -> dict[str, Any]:
                 table[name][i].append(sample.met / sample.arrivals)
     fcfs, new = np.array(table["fcfs"]), np.array(table["planned"])
     per_seed = (new - fcfs).mean(axis=0)
-    return {"attainment_gain": float(per_seed.mean()), "attainment_gain_min_seed": float(per_seed.min()),
-            "multiples": list(MULTIPLES), "fcfs": fcfs.mean(axis=1).round(4).tolist(),
-            "planned": new.mean(axis=1).round(4).tolist()}
+    return {
+        "attainment_gain": float(per_seed.mean()),
+        "attainment_gain_min_seed": float(per_seed.min()),
+        "multiples": list(MULTIPLES),
+        "fcfs": fcfs.mean(axis=1).round(4).tolist(),
+        "planned": new.mean(axis=1).round(4).tolist(),
+    }
 
 
 def decision(requests: int) -> dict[str, float]:
     """p99 of the decision time per policy, microseconds, with all budgets on."""
-    config = load_config(DEMO, overrides={"admission.reject_on_budget_exceed": True,
-                                          "admission.max_num_queued_reqs": 100_000}).config
+    config = load_config(
+        DEMO, overrides={"admission.reject_on_budget_exceed": True, "admission.max_num_queued_reqs": 100_000}
+    ).config
     engine = EngineConfig.from_config(config).with_(hopeless="keep")
-    return {policy: float(np.quantile(decision_us(engine.with_(policy=policy), requests=requests), 0.99,
-                                      method="inverted_cdf")) for policy in POLICIES}
+    return {
+        policy: float(
+            np.quantile(decision_us(engine.with_(policy=policy), requests=requests), 0.99, method="inverted_cdf")
+        )
+        for policy in POLICIES
+    }
 
 
 def gray_load(seed: int, qps: float, config: Any) -> Traffic:
@@ -110,10 +124,14 @@ def rollouts(count: int) -> dict[str, Any]:
             met = [np.mean([s.met for s in serve(e, traffic, i)]) for e in (good, bad)]
             loss.append(float(met[0] - met[1]))
     seen = [n for n in found if n]
-    return {"false_rollback_rate": false / count, "detection_rate": len(seen) / count,
-            "requests_to_rollback_median": float(np.median(seen)) if seen else None,
-            "requests_to_rollback_max": max(seen, default=None), "planted_loss": round(float(np.mean(loss)), 4),
-            "rollouts": count}
+    return {
+        "false_rollback_rate": false / count,
+        "detection_rate": len(seen) / count,
+        "requests_to_rollback_median": float(np.median(seen)) if seen else None,
+        "requests_to_rollback_max": max(seen, default=None),
+        "planted_loss": round(float(np.mean(loss)), 4),
+        "rollouts": count,
+    }
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -128,13 +146,22 @@ def main(arguments: list[str] | None = None) -> None:
     gains = gain(plan, options.seeds)
     per_policy = decision(options.requests)
     rolled = rollouts(options.rollouts)
-    print(json.dumps({
-        "attainment_gain": round(gains.pop("attainment_gain"), 4), "decision_p99_us": round(max(per_policy.values()), 1),
-        "false_rollback_rate": rolled.pop("false_rollback_rate"), "detection_rate": rolled.pop("detection_rate"),
-        **rolled, **gains, "decision_p99_us_by_policy": {k: round(v, 1) for k, v in per_policy.items()},
-        "planned_settings": plan["settings"], "knee_qps": plan["knee_qps"],
-        "cpu_s": round(time.process_time() - begun, 1),
-    }))
+    print(
+        json.dumps(
+            {
+                "attainment_gain": round(gains.pop("attainment_gain"), 4),
+                "decision_p99_us": round(max(per_policy.values()), 1),
+                "false_rollback_rate": rolled.pop("false_rollback_rate"),
+                "detection_rate": rolled.pop("detection_rate"),
+                **rolled,
+                **gains,
+                "decision_p99_us_by_policy": {k: round(v, 1) for k, v in per_policy.items()},
+                "planned_settings": plan["settings"],
+                "knee_qps": plan["knee_qps"],
+                "cpu_s": round(time.process_time() - begun, 1),
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -115,7 +115,7 @@ def over_quota(tenant: str, quota_qps: float, wait_s: float) -> Refusal:
 
 def commit_limit(usable_blocks: int, kv_reserve_ratio: float, oversubscribe_factor: float,
                  relief: float = 1.0) -> int:
-    """Blocks that may be promised: usable x ratio x (1 + (factor - 1) x relief); relief 1 = nothing went wrong lately."""
+    """Blocks that may be promised: usable x ratio x (1 + (factor - 1) x relief); relief 1 = no preemption lately."""
     return int(usable_blocks * kv_reserve_ratio * (1.0 + (oversubscribe_factor - 1.0) * relief))
 
 

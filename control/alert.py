@@ -15,6 +15,7 @@ Alerts
 1. A counter that fell was reset: what it shows now is what came since (Prometheus' rule). The look is marked.
 2. A look with impossible values (negative, more than full, tokens faster than MAX_TPS) changes no window.
 """
+
 from __future__ import annotations
 
 import math
@@ -177,8 +178,18 @@ def share_within(buckets: Buckets, limit: float) -> tuple[float, float] | None:
 
 def implausible(look: Look) -> str:
     """What cannot be on a page; empty when all can."""
-    for name in ("running", "waiting", "kv_usage", "finished", "refused", "failed", "prompt_tokens", "output_tokens",
-                 "service_sum_s", "gpu_ratio"):
+    for name in (
+        "running",
+        "waiting",
+        "kv_usage",
+        "finished",
+        "refused",
+        "failed",
+        "prompt_tokens",
+        "output_tokens",
+        "service_sum_s",
+        "gpu_ratio",
+    ):
         value = getattr(look, name)
         if value is not None and (not math.isfinite(value) or value < 0):
             return f"{name} is {value:g}"
@@ -210,8 +221,19 @@ class Watch:
         """What is known after this look; None = the page could not be read."""
         if look is None:
             self._misses += 1
-            alerts = [Alert("page", "over", f"the page could not be read {self._misses} times in a row",
-                            float(self._misses), float(AWAY_LOOKS))] if self._misses >= AWAY_LOOKS else []
+            alerts = (
+                [
+                    Alert(
+                        "page",
+                        "over",
+                        f"the page could not be read {self._misses} times in a row",
+                        float(self._misses),
+                        float(AWAY_LOOKS),
+                    )
+                ]
+                if self._misses >= AWAY_LOOKS
+                else []
+            )
             return View(at_s, False, alerts=alerts, marks=["away"])
         view = View(at_s, True, look.running, look.waiting, look.kv_usage, look.gpu_ratio)
         if self._misses:
@@ -238,7 +260,15 @@ class Watch:
             return f"time went back by {-span:g} s"
         d: dict[str, float] = {}
         reset = False
-        for name in ("finished", "refused", "failed", "prompt_tokens", "output_tokens", "service_sum_s", "service_count"):
+        for name in (
+            "finished",
+            "refused",
+            "failed",
+            "prompt_tokens",
+            "output_tokens",
+            "service_sum_s",
+            "service_count",
+        ):
             d[name], fell = delta(getattr(now, name), getattr(before, name))
             reset |= fell
         if max(d["output_tokens"], d["prompt_tokens"]) / span > MAX_TPS:
@@ -246,8 +276,15 @@ class Watch:
         inside = now.running + now.waiting - (0.0 if reset else before.running + before.waiting)
         came = d["finished"] + d["refused"] + d["failed"] + inside + self._owed
         self._owed = min(0.0, came)
-        step = _Step(now.at_s, span, max(0.0, came), **d, ttft=delta_buckets(now.ttft, before.ttft),
-                     tpot=delta_buckets(now.tpot, before.tpot), running=now.running)
+        step = _Step(
+            now.at_s,
+            span,
+            max(0.0, came),
+            **d,
+            ttft=delta_buckets(now.ttft, before.ttft),
+            tpot=delta_buckets(now.tpot, before.tpot),
+            running=now.running,
+        )
         if reset:
             view.marks.append("reset")
         if any(d.values()) or not now.running:
@@ -294,24 +331,44 @@ class Watch:
         for alert in (self._burn_alert(view.at_s, *spec) for spec in self.burn):
             if alert is not None:
                 view.alerts.append(alert)
-        if (self._moved_s is not None and view.running and view.at_s - self._moved_s >= STILL_S
-                and "implausible" not in view.marks):
-            view.alerts.append(Alert("page", "over", f"no counter moved for {view.at_s - self._moved_s:.0f} s while "
-                                     f"{view.running:.0f} requests run: the page or the service is stuck"))
+        if (
+            self._moved_s is not None
+            and view.running
+            and view.at_s - self._moved_s >= STILL_S
+            and "implausible" not in view.marks
+        ):
+            view.alerts.append(
+                Alert(
+                    "page",
+                    "over",
+                    f"no counter moved for {view.at_s - self._moved_s:.0f} s while "
+                    f"{view.running:.0f} requests run: the page or the service is stuck",
+                )
+            )
 
     def _queue_alert(self, view: View) -> None:
         wait, limit = view.expected_wait_s, self.slo.p95_s
         assert wait is not None
         if wait >= NEAR * limit:
             level = "over" if wait >= limit else "near"
-            view.alerts.append(Alert(
-                "queue", level, f"{view.waiting:.0f} wait x {view.service_mean_s:.2f} s / {max(1.0, view.running or 0):.0f} "
-                f"running = {wait:.2f} s, {wait / limit:.0%} of the P95 target {limit:g} s", wait, limit))
+            view.alerts.append(
+                Alert(
+                    "queue",
+                    level,
+                    f"{view.waiting:.0f} wait x {view.service_mean_s:.2f} s / {max(1.0, view.running or 0):.0f} "
+                    f"running = {wait:.2f} s, {wait / limit:.0%} of the P95 target {limit:g} s",
+                    wait,
+                    limit,
+                )
+            )
 
     def _burn_alert(self, at_s: float, name: str, long_s: float, short_s: float, rate: float) -> Alert | None:
         budget = 1.0 - self.slo.attainment
         long, short = self._window(at_s, long_s), self._window(at_s, short_s)
-        if sum(s.span_s for s in long) < short_s or sum(s.finished + s.refused + s.failed for s in short) < MIN_REQUESTS:
+        if (
+            sum(s.span_s for s in long) < short_s
+            or sum(s.finished + s.refused + s.failed for s in short) < MIN_REQUESTS
+        ):
             return None
         burns = []
         for steps in (long, short):
@@ -321,8 +378,14 @@ class Watch:
             burns.append((1.0 - share[1]) / budget)  # the upper bound: certain misses only
         if min(burns) < rate:
             return None
-        return Alert("burn", "over", f"attainment budget burns {burns[0]:.1f}x in {sum(s.span_s for s in long):.0f} s and "
-                     f"{burns[1]:.1f}x in {short_s:.0f} s (alert {name} at {rate:g}x of {budget:.2%})", min(burns), rate)
+        return Alert(
+            "burn",
+            "over",
+            f"attainment budget burns {burns[0]:.1f}x in {sum(s.span_s for s in long):.0f} s and "
+            f"{burns[1]:.1f}x in {short_s:.0f} s (alert {name} at {rate:g}x of {budget:.2%})",
+            min(burns),
+            rate,
+        )
 
 
 def _attainment(steps: Sequence[_Step], limit_s: float) -> tuple[float, float] | None:
@@ -366,5 +429,3 @@ def lengths(buckets: Buckets, n: int, mean: float) -> list[int]:
     mixed = [raw[(i * 7919) % n] for i in range(n)] if n % 7919 else raw
     scale = mean * n / sum(mixed) if mean > 0 and sum(mixed) > 0 else 1.0
     return [max(1, round(x * scale)) for x in mixed]
-
-

@@ -11,6 +11,7 @@ Does not: run an engine, write files or wait; bench/commands/rollout.py does, en
    stages together is at most `alpha`.
 4. A gate that cannot see the loss it is there for within the requests of its stage is refused before the start.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -38,13 +39,16 @@ class Metric:
     title: str
 
 
-METRICS = {m.name: m for m in (
-    Metric("attainment", 1, True, "share of all arrivals that meet the SLO"),
-    Metric("ttft_p95", 1, True, "share of all arrivals whose first token came within limit_ms"),
-    Metric("rejections", -1, True, "share of arrivals that were refused"),
-    Metric("preemptions", -1, False, "preemptions per arrival"),
-    Metric("decision_us", -1, False, "decision time p99 per request, microseconds"),
-)}
+METRICS = {
+    m.name: m
+    for m in (
+        Metric("attainment", 1, True, "share of all arrivals that meet the SLO"),
+        Metric("ttft_p95", 1, True, "share of all arrivals whose first token came within limit_ms"),
+        Metric("rejections", -1, True, "share of arrivals that were refused"),
+        Metric("preemptions", -1, False, "preemptions per arrival"),
+        Metric("decision_us", -1, False, "decision time p99 per request, microseconds"),
+    )
+}
 P95_SHARE = 0.95
 
 
@@ -128,12 +132,16 @@ def problems(rollout: Rollout) -> list[str]:
                 continue
             need = needed_requests(rollout, stage, gate)
             if need is None:
-                found.append(f"stage {stage.name}: gate {gate.metric} can never be judged: detect {gate.detect:g} must lie "
-                             f"above margin {gate.margin:g}")
+                found.append(
+                    f"stage {stage.name}: gate {gate.metric} can never be judged: detect {gate.detect:g} must "
+                    f"lie above margin {gate.margin:g}"
+                )
             elif need > stage.requests:
-                found.append(f"stage {stage.name}: gate {gate.metric} can never be judged: a loss of {gate.detect:g} needs "
-                             f"about {need} requests to be seen, the stage has {stage.requests}; give it more requests, "
-                             "a larger share, or raise detect")
+                found.append(
+                    f"stage {stage.name}: gate {gate.metric} can never be judged: a loss of {gate.detect:g} "
+                    f"needs about {need} requests to be seen, the stage has {stage.requests}; give it more "
+                    "requests, a larger share, or raise detect"
+                )
     return found
 
 
@@ -236,8 +244,10 @@ class GateWatch:
         low, high = (seen.low, seen.high) if sign > 0 else (-seen.high, -seen.low)
         span = f"{sign * seen.mean:+.4f} in {low:+.4f}..{high:+.4f}"
         if self.gate.absolute:
-            return (f"{self.gate.metric}: {seen.mean:.4f} of the arrivals within {self.gate.limit:g} s, interval "
-                    f"{seen.low:.4f}..{seen.high:.4f}, {'<' if status == 'failed' else 'against'} {bound:g}")
+            return (
+                f"{self.gate.metric}: {seen.mean:.4f} of the arrivals within {self.gate.limit:g} s, interval "
+                f"{seen.low:.4f}..{seen.high:.4f}, {'<' if status == 'failed' else 'against'} {bound:g}"
+            )
         return f"{self.gate.metric}: new minus old {span}, accepted {'down' if sign > 0 else 'up'} to {sign * bound:+g}"
 
 
@@ -319,25 +329,57 @@ def next_stage(rollout: Rollout, state: State) -> StageSpec | None:
 def enter(rollout: Rollout, stage: StageSpec, tenants: Sequence[str]) -> dict[str, Any]:
     """The action that puts a stage in force: who uses which policy. Replay and shadow act on nobody."""
     share = {"replay": 0.0, "shadow": 0.0, "gray": stage.share, "full": 1.0}[stage.name]
-    return {"do": "enter", "stage": stage.name,
-            "active": {"rollout": rollout.name, "stage": stage.name, "new_policy_share": share,
-                       "new_policy_tenants": list(tenants) if stage.name == "gray" else
-                       ["*"] if stage.name == "full" else []}}
+    return {
+        "do": "enter",
+        "stage": stage.name,
+        "active": {
+            "rollout": rollout.name,
+            "stage": stage.name,
+            "new_policy_share": share,
+            "new_policy_tenants": list(tenants) if stage.name == "gray" else ["*"] if stage.name == "full" else [],
+        },
+    }
 
 
 def complete(rollout: Rollout) -> dict[str, Any]:
     """The action of a rollout that passed everything."""
-    return {"do": "complete", "active": {"rollout": rollout.name, "stage": "full", "new_policy_share": 1.0,
-                                         "new_policy_tenants": ["*"]}}
+    return {
+        "do": "complete",
+        "active": {"rollout": rollout.name, "stage": "full", "new_policy_share": 1.0, "new_policy_tenants": ["*"]},
+    }
 
 
 def roll_back(rollout: Rollout, reason: str) -> dict[str, Any]:
     """The action that gives everybody the old policy again."""
-    return {"do": "roll_back", "reason": reason,
-            "active": {"rollout": rollout.name, "stage": "rolled_back", "new_policy_share": 0.0,
-                       "new_policy_tenants": []}}
+    return {
+        "do": "roll_back",
+        "reason": reason,
+        "active": {"rollout": rollout.name, "stage": "rolled_back", "new_policy_share": 0.0, "new_policy_tenants": []},
+    }
 
 
-__all__ = ["COMPLETED", "METRICS", "MIN_BLOCKS", "ROLLED_BACK", "RUNNING", "STAGES", "Gate", "GateWatch", "Judgement",
-           "Rollout", "Sample", "StageSpec", "StageWatch", "State", "complete", "enter", "gray_tenants",
-           "needed_requests", "next_stage", "problems", "replay_events", "roll_back", "value_of"]
+__all__ = [
+    "COMPLETED",
+    "METRICS",
+    "MIN_BLOCKS",
+    "ROLLED_BACK",
+    "RUNNING",
+    "STAGES",
+    "Gate",
+    "GateWatch",
+    "Judgement",
+    "Rollout",
+    "Sample",
+    "StageSpec",
+    "StageWatch",
+    "State",
+    "complete",
+    "enter",
+    "gray_tenants",
+    "needed_requests",
+    "next_stage",
+    "problems",
+    "replay_events",
+    "roll_back",
+    "value_of",
+]

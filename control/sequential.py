@@ -15,6 +15,7 @@ A fixed-sample interval looked at after every block would be wrong far more ofte
 Source: Waudby-Smith, Arbour, Sinha, Kennedy, Ramdas, "Time-uniform central limit theory and asymptotic confidence
 sequences", theorem 2.2; Johari, Koomen, Pekelis, Walsh, "Always valid inference".
 """
+
 from __future__ import annotations
 
 import math
@@ -71,8 +72,8 @@ class MeanSequence:
     def sd(self, floor_var: float = 0.0) -> float:
         """Sd of a block for the error of the mean: the largest of the batch means' of 1, 2, 4 and 8 blocks.
 
-        sqrt(k) x sd(means of k neighbours) is the plain sd when blocks are independent and more when a rush lasts longer
-        than a block. At least the floor's.
+        sqrt(k) x sd(means of k neighbours) is the plain sd when blocks are independent and more when a rush lasts
+        longer than a block. At least the floor's.
         """
         n = len(self._values)
         if n < 2:
@@ -83,8 +84,8 @@ class MeanSequence:
             if k > 1 and groups < MIN_GROUPS:
                 break
             # the newest blocks: the rest at the start does not fill a group
-            values = self._values[n - groups * k:]
-            means = [sum(values[i:i + k]) / k for i in range(0, groups * k, k)]
+            values = self._values[n - groups * k :]
+            means = [sum(values[i : i + k]) / k for i in range(0, groups * k, k)]
             mean = sum(means) / groups
             worst = max(worst, k * sum((m - mean) ** 2 for m in means) / (groups - 1))
         return math.sqrt(worst)
@@ -99,7 +100,7 @@ class MeanSequence:
 
 
 def share_var(good: int, total: int, per_block: float) -> float:
-    """Floor of the variance of a share in blocks of `per_block` requests: p (1 - p) / m, p with one miss and one hit more."""
+    """Floor of the variance of a share in blocks of m = `per_block`: p (1 - p) / m; p has a miss and a hit more."""
     p = (good + 1.0) / (total + 2.0)
     return p * (1.0 - p) / max(per_block, 1.0)
 

@@ -257,7 +257,8 @@ def _step_tokens(f: Facts, seqs: int) -> Line:
         found.append(("gap: n + (D_tpot - T(n)) / gamma", max(value, seqs + 1.0),
                       f"{seqs} + ({f.tpot_deadline_s:.3g} - {decode:.3g}) / {f.law.gamma_s:.3g}"))
         full = decode + (f.max_num_batched_tokens - seqs) * f.law.gamma_s
-        note = f"a full step of {f.max_num_batched_tokens} tokens takes {full * 1e3:.0f} ms: the longest gap between tokens"
+        note = (f"a full step of {f.max_num_batched_tokens} tokens takes {full * 1e3:.0f} ms: the longest gap between "
+                "tokens")
     return _smallest("max_num_batched_tokens", "tokens", found, note)
 
 

@@ -3,6 +3,7 @@
 Input: a run folder and a request id (or STAGE:ARRIVAL). Output: text or JSON on standard output.
 Does not: decide or guess: what nobody recorded is said to be missing.
 """
+
 from __future__ import annotations
 
 import csv
@@ -63,11 +64,21 @@ def story(run: Path, name: str) -> dict[str, Any]:
         raise ExplainError(f"{run}: a record is damaged ({error}); simulate the run again with --decisions") from None
     missing = ""
     if not decisions:
-        missing = ("no decision was recorded; `bench simulate --decisions` records them" if engine is None else
-                   "the engine's own times stand in for its decisions; `bench simulate --run "
-                   f"{run} --decisions` shows what the scheduler would have decided")
-    return {"run": run.name, "request_id": request_id, "row": row, "decisions": decisions, "engine": engine,
-            "slo": _slo(run), "missing": missing}
+        missing = (
+            "no decision was recorded; `bench simulate --decisions` records them"
+            if engine is None
+            else "the engine's own times stand in for its decisions; `bench simulate --run "
+            f"{run} --decisions` shows what the scheduler would have decided"
+        )
+    return {
+        "run": run.name,
+        "request_id": request_id,
+        "row": row,
+        "decisions": decisions,
+        "engine": engine,
+        "slo": _slo(run),
+        "missing": missing,
+    }
 
 
 def _slo(run: Path) -> dict[str, float]:
@@ -85,12 +96,12 @@ def _row(run: Path, name: str) -> dict[str, str]:
     stage, mark, arrival = name.partition(":")
     by_place = bool(mark) and stage.isdigit() and arrival.isdigit()
     try:
-        handle = (gzip.open(packed, "rt", encoding="utf-8", newline="") if not path.exists() and packed.exists()
-                  else path.open(encoding="utf-8", newline=""))
-        with handle:
+        zipped = not path.exists() and packed.exists()
+        with (gzip.open if zipped else open)(packed if zipped else path, "rt", encoding="utf-8", newline="") as handle:
             for row in csv.DictReader(handle):
-                if row.get("request_id") == name or (by_place and row.get("stage") == stage
-                                                     and row.get("arrival") == arrival):
+                if row.get("request_id") == name or (
+                    by_place and row.get("stage") == stage and row.get("arrival") == arrival
+                ):
                     return row
     except OSError as error:
         raise ExplainError(f"{error.filename or run}: {error.strerror or error}; give a run folder") from None
@@ -115,9 +126,12 @@ def text(found: dict[str, Any]) -> list[str]:
     row = found["row"]
     start = float(row["intended_s"])
     who = ", ".join(f"{k} {row[k]}" for k in ("tenant", "request_class") if row.get(k))
-    lines = [f"request {found['request_id']} of {found['run']}: stage {row['stage']}, arrival {row['arrival']}, "
-             f"{row['input_tokens'] or '?'} prompt tokens, max_tokens {row['max_tokens'] or '?'}"
-             + (f", {who}" if who else ""), ""]
+    lines = [
+        f"request {found['request_id']} of {found['run']}: stage {row['stage']}, arrival {row['arrival']}, "
+        f"{row['input_tokens'] or '?'} prompt tokens, max_tokens {row['max_tokens'] or '?'}"
+        + (f", {who}" if who else ""),
+        "",
+    ]
     lines += [_line(float(d["at_s"]) - start, d["event"], d["rule"], d["text"]) for d in found["decisions"]]
     if not found["decisions"] and found["engine"]:
         lines += _engine_lines(found["engine"])
@@ -133,13 +147,24 @@ def _line(at_s: float, event: str, rule: str, said: str) -> str:
 
 def _engine_lines(record: dict[str, Any]) -> list[str]:
     start = record.get("received_s")
-    steps = (("received_s", "received"), ("queued_s", "queued"), ("scheduled_s", "scheduled"),
-             ("first_token_s", "first token"), ("last_token_s", "last token"), ("done_s", record.get("outcome") or "done"))
-    lines = [_line(record[key] - start, name, "engine", "") for key, name in steps
-             if start is not None and record.get(key) is not None]
+    steps = (
+        ("received_s", "received"),
+        ("queued_s", "queued"),
+        ("scheduled_s", "scheduled"),
+        ("first_token_s", "first token"),
+        ("last_token_s", "last token"),
+        ("done_s", record.get("outcome") or "done"),
+    )
+    lines = [
+        _line(record[key] - start, name, "engine", "")
+        for key, name in steps
+        if start is not None and record.get(key) is not None
+    ]
     if record.get("reason"):
-        lines.append(f"{'':15}reason: {record['reason']}; preempted {record.get('preemptions', 0)} times; scheduler CPU "
-                     f"{(record.get('decision_s') or 0.0) * 1e3:.2f} ms")
+        lines.append(
+            f"{'':15}reason: {record['reason']}; preempted {record.get('preemptions', 0)} times; scheduler CPU "
+            f"{(record.get('decision_s') or 0.0) * 1e3:.2f} ms"
+        )
     return lines
 
 

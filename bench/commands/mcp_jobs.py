@@ -7,6 +7,7 @@ Does not: speak MCP (bench/server.py does).
 2. Processes get the environment of the server, so the key travels there and never in an argument.
 3. What is started is ended: by cancel, by the client's cancel, or with the server.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -36,8 +37,15 @@ PIECES = {
 MAX_OUTPUT = 200_000  # characters of one answer; an assistant reads no more
 COMMAND_LIMIT_S = 300.0
 STOP_LIMIT_S = 45.0  # after a cancel: drain, analysis and report; then it is killed
-MEANING = {0: "passed", 1: "the SLO is missed", 2: "config or usage", 3: "channel: the service cannot be used",
-           4: "measurement INVALID", 5: "regression against the baseline", 130: "interrupted"}
+MEANING = {
+    0: "passed",
+    1: "the SLO is missed",
+    2: "config or usage",
+    3: "channel: the service cannot be used",
+    4: "measurement INVALID",
+    5: "regression against the baseline",
+    130: "interrupted",
+}
 
 
 class SettingsError(Exception):
@@ -72,20 +80,30 @@ def read_settings(env: Mapping[str, str] | None = None) -> Settings:
 
     try:
         where = environment(env)
-        missing = [f"{piece} ({' or '.join(names)})" for piece, names in PIECES.items()
-                   if not any(where.get(name) for name in names)]
+        missing = [
+            f"{piece} ({' or '.join(names)})"
+            for piece, names in PIECES.items()
+            if not any(where.get(name) for name in names)
+        ]
         if missing:
-            raise SettingsError("missing: " + "; ".join(missing) + ". Set them in the env block of the MCP client, or in "
-                                ".env; see docs/mcp.md")
+            raise SettingsError(
+                "missing: " + "; ".join(missing) + ". Set them in the env block of the MCP client, or in "
+                ".env; see docs/mcp.md"
+            )
         key = api_key_from_environment(env)
         base_url = _first(where, PIECES["base URL"])
         parse_base_url(base_url)
     except (ConfigError, ChannelError) as error:
         raise SettingsError(str(error)) from None
     return Settings(
-        base_url=base_url, model=_first(where, PIECES["model"]), key=key or "", home=Path.cwd(),
-        config=Path(where.get("BENCH_CONFIG") or _default_config()), runs=Path(where.get("BENCH_RUNS") or "runs"),
-        max_qps=_limit(where, "BENCH_MCP_MAX_QPS", 20.0), max_duration_s=_limit(where, "BENCH_MCP_MAX_DURATION_S", 180.0),
+        base_url=base_url,
+        model=_first(where, PIECES["model"]),
+        key=key or "",
+        home=Path.cwd(),
+        config=Path(where.get("BENCH_CONFIG") or _default_config()),
+        runs=Path(where.get("BENCH_RUNS") or "runs"),
+        max_qps=_limit(where, "BENCH_MCP_MAX_QPS", 20.0),
+        max_duration_s=_limit(where, "BENCH_MCP_MAX_DURATION_S", 180.0),
         max_requests=int(_limit(where, "BENCH_MCP_MAX_REQUESTS", 2000.0)),
     )
 
@@ -147,7 +165,9 @@ class Jobs:
         home = self.settings.runs
         if not home.is_dir():
             return []
-        found = [p for p in home.iterdir() if p.is_dir() and ((p / "run.json").exists() or (p / "requests.csv").exists())]
+        found = [
+            p for p in home.iterdir() if p.is_dir() and ((p / "run.json").exists() or (p / "requests.csv").exists())
+        ]
         return [p.name for p in sorted(found, key=lambda p: p.stat().st_mtime, reverse=True)]
 
     def run_path(self, run: str) -> Path:
@@ -184,8 +204,9 @@ class Jobs:
         command = [sys.executable, "-m", "bench", *arguments]
         try:
             with anyio.fail_after(COMMAND_LIMIT_S):
-                done = await anyio.run_process(command, stdin=subprocess.DEVNULL, check=False, env=self._environment(),
-                                               start_new_session=True)
+                done = await anyio.run_process(
+                    command, stdin=subprocess.DEVNULL, check=False, env=self._environment(), start_new_session=True
+                )
         except TimeoutError:
             raise JobRefused(f"bench {arguments[0]} took longer than {COMMAND_LIMIT_S:g} s and was ended") from None
         return self._answer(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
@@ -233,8 +254,10 @@ class Jobs:
             ("planned requests", arrivals, float(limits.max_requests), "BENCH_MCP_MAX_REQUESTS"),
         ):
             if value > most * (1 + 1e-9):
-                raise JobRefused(f"{what}: {value:g} asked, at most {most:g} allowed; ask for less, or let the user raise "
-                                 f"{name} in the server's environment")
+                raise JobRefused(
+                    f"{what}: {value:g} asked, at most {most:g} allowed; ask for less, or let the user raise "
+                    f"{name} in the server's environment"
+                )
         folder = self.new_run_path("mcp")
         arguments = ["run", "--config", str(path), "--shape", shape, "--run-dir", str(folder), "--json"]
         arguments += ["--qps", qps] if qps else []
@@ -252,8 +275,13 @@ class Jobs:
         job.started_s = time.monotonic()
         with (job.run_dir / "console.txt").open("wb") as console, (job.run_dir / "result.txt").open("wb") as out:
             job.process = await anyio.open_process(
-                [sys.executable, "-m", "bench", *job.arguments], stdin=subprocess.DEVNULL, stdout=out, stderr=console,
-                env={**self._environment(), "BENCH_PARENT_PID": str(os.getpid())}, start_new_session=True)
+                [sys.executable, "-m", "bench", *job.arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=console,
+                env={**self._environment(), "BENCH_PARENT_PID": str(os.getpid())},
+                start_new_session=True,
+            )
 
     async def _alive(self, job: Job) -> bool:
         """Whether it still runs; collects its result when it does not."""
@@ -265,8 +293,11 @@ class Jobs:
             return True
         if job.result is None:
             text = _read(job.run_dir / "result.txt")
-            job.result = {"run": job.run_dir.name, "cancelled": job.cancelled,
-                          **self._answer(job.process.returncode, text, _read(job.run_dir / "console.txt"))}
+            job.result = {
+                "run": job.run_dir.name,
+                "cancelled": job.cancelled,
+                **self._answer(job.process.returncode, text, _read(job.run_dir / "console.txt")),
+            }
         return False
 
     async def wait(self, job: Job, progress: Callable[[float, str], Awaitable[None]]) -> dict[str, Any]:
@@ -321,10 +352,17 @@ class Jobs:
         job = self.job
         now = None
         if job is not None and await self._alive(job):
-            now = {"run": job.run_dir.name, "elapsed_s": round(time.monotonic() - job.started_s, 1),
-                   "planned_s": job.planned_s, "last": self.scrub(self._last_line(job))}
-        return {"running": now, "last_result": job.result if job is not None else None,
-                "runs": [self.verdict_of(self.settings.runs / name) for name in self.run_names()[:20]]}
+            now = {
+                "run": job.run_dir.name,
+                "elapsed_s": round(time.monotonic() - job.started_s, 1),
+                "planned_s": job.planned_s,
+                "last": self.scrub(self._last_line(job)),
+            }
+        return {
+            "running": now,
+            "last_result": job.result if job is not None else None,
+            "runs": [self.verdict_of(self.settings.runs / name) for name in self.run_names()[:20]],
+        }
 
     def close(self) -> None:
         """The server ends: so does its run, in order and by itself."""

@@ -3,6 +3,7 @@
 Input: a run folder or a config to simulate; a target rate, growth, a trace. Output: text or JSON; an exit code.
 Does not: arithmetic (control/watermark.py) or change any setting.
 """
+
 from __future__ import annotations
 
 import json
@@ -38,19 +39,48 @@ BURST_INTERVALS_S = (1.0, 5.0, 10.0, 30.0, 60.0)
     """,
 )
 @click.argument("run", type=click.Path(path_type=Path), required=False)
-@click.option("--simulate", "config", type=click.Path(path_type=Path), default=None,
-              help="Simulate this config's sweep and plan from that.")
-@click.option("--target-qps", type=click.FloatRange(min=0, min_open=True), default=None,
-              help="Rate that production must carry (default: loadgen.target_qps of the run).")
-@click.option("--growth", type=click.FloatRange(min=-0.99, max=1000), default=0.0, show_default=True,
-              help="How much the target rate will grow, as a share: 0.3 = 30 % more.")
-@click.option("--trace", type=click.Path(path_type=Path), default=None,
-              help="Arrivals of production (Azure CSV or Mooncake JSONL): headroom for their bursts.")
-@click.option("--write", type=click.Path(path_type=Path, dir_okay=False), default=None,
-              help="Write the run's config with the planned settings to this file.")
+@click.option(
+    "--simulate",
+    "config",
+    type=click.Path(path_type=Path),
+    default=None,
+    help="Simulate this config's sweep and plan from that.",
+)
+@click.option(
+    "--target-qps",
+    type=click.FloatRange(min=0, min_open=True),
+    default=None,
+    help="Rate that production must carry (default: loadgen.target_qps of the run).",
+)
+@click.option(
+    "--growth",
+    type=click.FloatRange(min=-0.99, max=1000),
+    default=0.0,
+    show_default=True,
+    help="How much the target rate will grow, as a share: 0.3 = 30 % more.",
+)
+@click.option(
+    "--trace",
+    type=click.Path(path_type=Path),
+    default=None,
+    help="Arrivals of production (Azure CSV or Mooncake JSONL): headroom for their bursts.",
+)
+@click.option(
+    "--write",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=None,
+    help="Write the run's config with the planned settings to this file.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
-def command(run: Path | None, config: Path | None, target_qps: float | None, growth: float, trace: Path | None,
-            write: Path | None, as_json: bool) -> None:
+def command(
+    run: Path | None,
+    config: Path | None,
+    target_qps: float | None,
+    growth: float,
+    trace: Path | None,
+    write: Path | None,
+    as_json: bool,
+) -> None:
     """Plan and exit."""
     from bench.config import ConfigError
 
@@ -104,8 +134,9 @@ def _run_folder(run: Path | None, config: Path | None) -> Iterator[Path]:
         yield folder
 
 
-def plan_document(folder: Path, *, target_qps: float | None = None, growth: float = 0.0,
-                  trace: Path | None = None) -> dict[str, Any]:
+def plan_document(
+    folder: Path, *, target_qps: float | None = None, growth: float = 0.0, trace: Path | None = None
+) -> dict[str, Any]:
     """The plan of a run folder as a JSON-able dict. Raises PlanRefused."""
     from bench.commands.plan_facts import facts_of
     from bench.records.analysis import read_analysis
@@ -120,24 +151,44 @@ def plan_document(folder: Path, *, target_qps: float | None = None, growth: floa
     verdict, capacity = analysis.verdict, analysis.capacity
     if verdict.status == "INVALID":
         reasons = "; ".join(r.reason_id for r in verdict.reasons if r.severity == "invalid")
-        raise PlanRefused(f"{folder} is INVALID ({reasons or verdict.sentence}): no capacity follows from it; mend the "
-                          "cause and measure again", INVALID_EXIT)
+        raise PlanRefused(
+            f"{folder} is INVALID ({reasons or verdict.sentence}): no capacity follows from it; mend the "
+            "cause and measure again",
+            INVALID_EXIT,
+        )
     if capacity.knee_low_qps is None:
-        raise PlanRefused(f"{folder}: {capacity.sentence} No rate is safe; measure lower rates, or relax the SLO",
-                          FAILED_EXIT)
+        raise PlanRefused(
+            f"{folder}: {capacity.sentence} No rate is safe; measure lower rates, or relax the SLO", FAILED_EXIT
+        )
     facts = facts_of(analysis, folder)
     plan = make_plan(facts, target_qps=target_qps or analysis.target_qps, growth=growth, bursts=_bursts(trace))
     diff = _diff(analysis.run.get("config") or {}, plan.settings)
     safe = plan.line("watermark_qps").value
     return {
-        "run": analysis.run.get("run_id") or folder.name, "simulated": bool(analysis.run.get("simulated")),
-        "knee_qps": capacity.knee_qps, "knee_low_qps": capacity.knee_low_qps, "knee_kind": capacity.knee_kind,
-        "watermark_qps": safe, "settings": plan.settings, "diff": diff,
-        "lines": [{"key": line.key, "value": line.value, "unit": line.unit, "formula": line.formula,
-                   "numbers": line.numbers, "note": line.note} for line in plan.lines],
-        "flags": {name: {"options": text, "no_option_for": missing}
-                  for name, (text, missing) in engine_flags(plan).items()},
-        "hold": f"bench run --shape hold --qps {math.floor(safe * 100) / 100:g} --stage-duration {plan.line('hold_s').value:g}",
+        "run": analysis.run.get("run_id") or folder.name,
+        "simulated": bool(analysis.run.get("simulated")),
+        "knee_qps": capacity.knee_qps,
+        "knee_low_qps": capacity.knee_low_qps,
+        "knee_kind": capacity.knee_kind,
+        "watermark_qps": safe,
+        "settings": plan.settings,
+        "diff": diff,
+        "lines": [
+            {
+                "key": line.key,
+                "value": line.value,
+                "unit": line.unit,
+                "formula": line.formula,
+                "numbers": line.numbers,
+                "note": line.note,
+            }
+            for line in plan.lines
+        ],
+        "flags": {
+            name: {"options": text, "no_option_for": missing} for name, (text, missing) in engine_flags(plan).items()
+        },
+        "hold": f"bench run --shape hold --qps {math.floor(safe * 100) / 100:g} "
+        f"--stage-duration {plan.line('hold_s').value:g}",
         "config": _with(analysis.run.get("config") or {}, plan.settings),
     }
 
@@ -180,8 +231,11 @@ def _with(config: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _text(document: dict[str, Any], write: Path | None) -> list[str]:
-    lines = [f"{'SIMULATED; ' if document['simulated'] else ''}run {document['run']}: keep production at "
-             f"{document['watermark_qps']:.4g} requests/s or below (knee's lower bound {document['knee_low_qps']:.4g})", ""]
+    lines = [
+        f"{'SIMULATED; ' if document['simulated'] else ''}run {document['run']}: keep production at "
+        f"{document['watermark_qps']:.4g} requests/s or below (knee's lower bound {document['knee_low_qps']:.4g})",
+        "",
+    ]
     for line in document["lines"]:
         value = "-" if line["value"] is None else f"{line['value']:.5g}"
         lines.append(f"{line['key']:<24}{value:>9} {line['unit']:<10} {line['formula']}")
@@ -191,13 +245,19 @@ def _text(document: dict[str, Any], write: Path | None) -> list[str]:
             lines.append(f"{'':24}  note: {line['note']}")
     lines += ["", "config diff:"]
     for change in document["diff"]:
-        lines += [f"- {change['key']}: {json.dumps(change['now'])}", f"+ {change['key']}: {json.dumps(change['planned'])}"]
+        lines += [
+            f"- {change['key']}: {json.dumps(change['now'])}",
+            f"+ {change['key']}: {json.dumps(change['planned'])}",
+        ]
     if not document["diff"]:
         lines.append("  (none: the run's settings are the planned ones)")
     lines.append("")
     for name, flags in document["flags"].items():
-        missing = f"   (no option: {', '.join(flags['no_option_for'])}; keep them in the gateway)" if (
-            flags["no_option_for"]) else ""
+        missing = (
+            f"   (no option: {', '.join(flags['no_option_for'])}; keep them in the gateway)"
+            if (flags["no_option_for"])
+            else ""
+        )
         lines.append(f"{name:<13}{flags['options']}{missing}")
     lines += ["", f"prove it: {document['hold']}"]
     if write is not None:

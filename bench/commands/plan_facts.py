@@ -3,6 +3,7 @@
 Input: an `Analysis` and the run folder. Output: `Facts`.
 Does not: judge, or invent what the run does not say (absent is None).
 """
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -27,19 +28,29 @@ def facts_of(analysis: Analysis, folder: Path) -> Facts:
     mean_out = _output_mean(analysis) or 1.0
     return Facts(
         knee_low_qps=float(analysis.capacity.knee_low_qps or 0.0),
-        ttft_deadline_s=slo["ttft_deadline_s"], tpot_deadline_s=slo["tpot_deadline_s"],
-        attainment_target=slo["attainment_target"], max_num_seqs=seqs,
+        ttft_deadline_s=slo["ttft_deadline_s"],
+        tpot_deadline_s=slo["tpot_deadline_s"],
+        attainment_target=slo["attainment_target"],
+        max_num_seqs=seqs,
         batch_size_cap=int(scheduler.get("batch_size_cap") or seqs),
         max_num_batched_tokens=int(scheduler.get("max_num_batched_tokens") or 4096),
-        input_mean=lengths.get("input_mean_tokens") or mean_in, output_mean=lengths.get("output_mean_tokens") or mean_out,
-        input_p95=p95_in, context_mean=lengths.get("context_mean_tokens") or mean_in + mean_out,
-        replicas=int(engine.get("replicas") or 1), lambda_max_qps=analysis.capacity.lambda_max_qps,
+        input_mean=lengths.get("input_mean_tokens") or mean_in,
+        output_mean=lengths.get("output_mean_tokens") or mean_out,
+        input_p95=p95_in,
+        context_mean=lengths.get("context_mean_tokens") or mean_in + mean_out,
+        replicas=int(engine.get("replicas") or 1),
+        lambda_max_qps=analysis.capacity.lambda_max_qps,
         law=StepLaw(fit["alpha_s"], fit["beta_s"], fit["gamma_s"], fit["kv_s"]) if fit else None,
-        residence=tuple((s.offered_qps, s.little.residence_mean_s) for s in analysis.stages
-                        if s.verdict != "INVALID" and s.stationarity != "UNSTABLE"
-                        and s.little.residence_mean_s is not None
-                        and (s.attainment_joint.value or 0.0) >= slo["attainment_target"]),
-        kv_tokens=_kv_tokens(config), kv_reserve_ratio=float(admission.get("kv_reserve_ratio") or 0.85),
+        residence=tuple(
+            (s.offered_qps, s.little.residence_mean_s)
+            for s in analysis.stages
+            if s.verdict != "INVALID"
+            and s.stationarity != "UNSTABLE"
+            and s.little.residence_mean_s is not None
+            and (s.attainment_joint.value or 0.0) >= slo["attainment_target"]
+        ),
+        kv_tokens=_kv_tokens(config),
+        kv_reserve_ratio=float(admission.get("kv_reserve_ratio") or 0.85),
         run_dispersion=_dispersion(config, analysis),
     )
 

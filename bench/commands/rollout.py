@@ -7,6 +7,7 @@ Does not: judge (control/rollout.py) or schedule (engine/arms.py). It acts on th
 2. `active.json` says who uses which policy; it is replaced in one step, and only by an action of the journal.
 3. One rollout at a time per service: a lock that the system gives back when the process dies.
 """
+
 from __future__ import annotations
 
 import fcntl
@@ -48,8 +49,13 @@ class RolloutError(Exception):
     """,
 )
 @click.argument("plan", type=click.Path(path_type=Path))
-@click.option("--home", type=click.Path(path_type=Path), default=Path("rollouts"), show_default=True,
-              help="Folder of the journals, one folder per rollout.")
+@click.option(
+    "--home",
+    type=click.Path(path_type=Path),
+    default=Path("rollouts"),
+    show_default=True,
+    help="Folder of the journals, one folder per rollout.",
+)
 @click.option("--check", "only_check", is_flag=True, help="Check the plan and say what each gate needs; start nothing.")
 @click.option("--json", "as_json", is_flag=True, help="One line of JSON on standard output at the end.")
 @click.option("--quiet", "-q", is_flag=True, help="Only the result.")
@@ -85,7 +91,10 @@ def _needs(loaded: Any, say: Callable[[str], None]) -> None:
         for gate in rollout.gates:
             need = None if gate.metric == "decision_us" else needed_requests(rollout, stage, gate)
             if need is not None:
-                say(f"  {stage.name:<7} {gate.metric:<12} sees {gate.detect:g} within about {need} of {stage.requests} requests")
+                say(
+                    f"  {stage.name:<7} {gate.metric:<12} sees {gate.detect:g} within about {need} of "
+                    f"{stage.requests} requests"
+                )
 
 
 @contextmanager
@@ -103,7 +112,9 @@ def lock(home: Path, config: Path) -> Iterator[None]:
         except OSError:
             handle.seek(0)
             who = handle.read().strip() or "unknown"
-            raise RolloutError(f"another rollout of {config.name} runs (process {who}); wait for it, or end it") from None
+            raise RolloutError(
+                f"another rollout of {config.name} runs (process {who}); wait for it, or end it"
+            ) from None
         handle.truncate(0)
         handle.write(str(os.getpid()))
         handle.flush()
@@ -148,8 +159,9 @@ def put_in_force(folder: Path, active: dict[str, Any]) -> None:
     made.replace(folder / ACTIVE)
 
 
-def run(loaded: Any, folder: Path, say: Callable[[str], None],
-        act: Callable[[Path, dict[str, Any]], None] = put_in_force) -> dict[str, Any]:
+def run(
+    loaded: Any, folder: Path, say: Callable[[str], None], act: Callable[[Path, dict[str, Any]], None] = put_in_force
+) -> dict[str, Any]:
     """Go on from what the journal says, to the end. `act` puts an action's policy table in force."""
     from control import rollout as rules
 
@@ -196,10 +208,20 @@ def run(loaded: Any, folder: Path, say: Callable[[str], None],
                 say(f"  {stage.name}: passed after {requests} requests")
         state = rules.replay_events(journal.events())
     name = loaded.rollout.name
-    sentence = (f"{name}: the new policy serves everybody" if state.status == rules.COMPLETED
-                else f"{name}: rolled back, the old policy serves everybody; {state.reason}")
-    return {"name": name, "status": state.status, "reason": state.reason, "passed": state.passed,
-            "journal": str(journal.path), "active": state.active, "sentence": sentence}
+    sentence = (
+        f"{name}: the new policy serves everybody"
+        if state.status == rules.COMPLETED
+        else f"{name}: rolled back, the old policy serves everybody; {state.reason}"
+    )
+    return {
+        "name": name,
+        "status": state.status,
+        "reason": state.reason,
+        "passed": state.passed,
+        "journal": str(journal.path),
+        "active": state.active,
+        "sentence": sentence,
+    }
 
 
 class Lab:
@@ -216,14 +238,17 @@ class Lab:
         self.old = EngineConfig.from_config(self.config).with_(replicas=loaded.replicas)
         self.new = EngineConfig.from_config(merged).with_(replicas=loaded.replicas)
         shares = {t.name: t.share for t in self.config.tenants} or {
-            f"tenant-{i:03d}": 1.0 / loaded.tenants for i in range(loaded.tenants)}
+            f"tenant-{i:03d}": 1.0 / loaded.tenants for i in range(loaded.tenants)
+        }
         self.names = tuple(shares)
         gray = next((s for s in loaded.rollout.stages if s.name == "gray"), None)
         self.gray = list(loaded.named) or (gray_tenants(shares, gray.share, loaded.rollout.name) if gray else [])
         unknown = sorted(set(self.gray) - set(self.names))
         if unknown:
-            raise RolloutError(f"stages.gray.tenants: {', '.join(unknown)} are no tenants of {loaded.config.name}; they "
-                               f"are {', '.join(self.names[:10])}")
+            raise RolloutError(
+                f"stages.gray.tenants: {', '.join(unknown)} are no tenants of {loaded.config.name}; they "
+                f"are {', '.join(self.names[:10])}"
+            )
 
     def traffic(self, stage: Any) -> Any:
         """Arrivals of a stage: the trace for the replay when there is one, else the load with a seed per stage."""
@@ -239,9 +264,14 @@ class Lab:
             if stage.name == "replay" and loaded.trace is not None:
                 from bench.config import load_config
 
-                config = load_config(loaded.config, overrides={
-                    "loadgen.trace_file": str(loaded.trace), "loadgen.arrival_process": "trace",
-                    "loadgen.trace_rate_scale": loaded.rate_scale}).config
+                config = load_config(
+                    loaded.config,
+                    overrides={
+                        "loadgen.trace_file": str(loaded.trace),
+                        "loadgen.arrival_process": "trace",
+                        "loadgen.trace_rate_scale": loaded.rate_scale,
+                    },
+                ).config
                 plan = build_plan(config, "replay", seed=seed)
             else:
                 plan = build_plan(config, "single", qps=[rate], duration_s=stage.requests / rate * 1.2 + 10, seed=seed)
@@ -261,7 +291,8 @@ class Lab:
         if stage.name != "gray":
             blocks = list(arms.paired(self.old, self.new, traffic, stage.block, seed))
             (folder / f"difference_{stage.name}.json").write_text(
-                json.dumps(arms.difference(blocks), indent=1) + "\n", encoding="utf-8")
+                json.dumps(arms.difference(blocks), indent=1) + "\n", encoding="utf-8"
+            )
         else:
             blocks = list(arms.split(self.old, self.new, traffic, self.gray, stage.block, seed))
         watch = StageWatch(self.loaded.rollout, stage)
@@ -270,8 +301,13 @@ class Lab:
             judged = watch.add(new, old)
             failed = next((j for j in judged if j.status == "failed"), None)
             if failed is not None or number % TELL_EVERY == 0:
-                journal.add(event="judged", stage=stage.name, block=number, requests=watch.requests,
-                            gates=[{"metric": j.metric, "status": j.status, "text": j.text} for j in judged])
+                journal.add(
+                    event="judged",
+                    stage=stage.name,
+                    block=number,
+                    requests=watch.requests,
+                    gates=[{"metric": j.metric, "status": j.status, "text": j.text} for j in judged],
+                )
             if failed is not None:
                 return failed.text, watch.requests
         for j in judged:
@@ -287,4 +323,6 @@ class Lab:
             return ""
         times = sorted(decision_us(self.new, requests=500).tolist())
         p99 = times[min(len(times) - 1, int(0.99 * len(times)))]
-        return f"decision_us: p99 {p99:.0f} us > {gate.limit:.0f} us at 1,000 waiting" if p99 > (gate.limit or 0) else ""
+        return (
+            f"decision_us: p99 {p99:.0f} us > {gate.limit:.0f} us at 1,000 waiting" if p99 > (gate.limit or 0) else ""
+        )

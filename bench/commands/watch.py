@@ -3,6 +3,7 @@
 Input: the address of a metrics page; the SLO of a config. Output: a table on a terminal, else JSON lines; a trace.
 Does not: compute (control/alert.py), or touch the service: it only reads the page.
 """
+
 from __future__ import annotations
 
 import json
@@ -37,18 +38,43 @@ USAGE_EXIT, CHANNEL_EXIT, ALERT_EXIT = 2, 3, 1
 )
 @click.option("--metrics-url", default="", help="Address of the page (default: target.metrics_url of the config).")
 @click.option("--config", "-c", type=click.Path(path_type=Path), default=None, help="Config whose SLO counts.")
-@click.option("--interval", type=click.FloatRange(min=0.05, max=600), default=1.0, show_default=True,
-              help="Seconds between two looks.")
-@click.option("--duration", type=click.FloatRange(min=0), default=0.0, help="Stop after so many seconds (default: Ctrl-C).")
-@click.option("--trace", type=click.Path(path_type=Path, dir_okay=False), default=None,
-              help="Write the arrivals that were seen to this file (Mooncake JSONL: times and lengths, no text).")
+@click.option(
+    "--interval",
+    type=click.FloatRange(min=0.05, max=600),
+    default=1.0,
+    show_default=True,
+    help="Seconds between two looks.",
+)
+@click.option(
+    "--duration", type=click.FloatRange(min=0), default=0.0, help="Stop after so many seconds (default: Ctrl-C)."
+)
+@click.option(
+    "--trace",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=None,
+    help="Write the arrivals that were seen to this file (Mooncake JSONL: times and lengths, no text).",
+)
 @click.option("--gpu-metrics-url", default="", help="Page of a DCGM exporter, for the GPU's utilisation.")
-@click.option("--window-scale", type=click.FloatRange(min=1e-4, max=100), default=1.0, show_default=True,
-              help="Multiplies the windows of the burn alerts (5 min, 1 h, 6 h).")
+@click.option(
+    "--window-scale",
+    type=click.FloatRange(min=1e-4, max=100),
+    default=1.0,
+    show_default=True,
+    help="Multiplies the windows of the burn alerts (5 min, 1 h, 6 h).",
+)
 @click.option("--fail-on-alert", is_flag=True, help="Exit code 1 when an alert was raised.")
 @click.option("--json", "as_json", is_flag=True, help="JSON lines even on a terminal.")
-def command(metrics_url: str, config: Path | None, interval: float, duration: float, trace: Path | None,
-            gpu_metrics_url: str, window_scale: float, fail_on_alert: bool, as_json: bool) -> None:
+def command(
+    metrics_url: str,
+    config: Path | None,
+    interval: float,
+    duration: float,
+    trace: Path | None,
+    gpu_metrics_url: str,
+    window_scale: float,
+    fail_on_alert: bool,
+    as_json: bool,
+) -> None:
     """Watch until the time is over or Ctrl-C."""
     from bench.config import ConfigError, load_config
     from control.alert import Slo, Watch
@@ -61,8 +87,12 @@ def command(metrics_url: str, config: Path | None, interval: float, duration: fl
     url = metrics_url or settings.target.metrics_url or ""
     if not url.startswith(("http://", "https://")):
         raise click.UsageError("no page to watch; give --metrics-url http://HOST:PORT/metrics")
-    slo = Slo(settings.slo.ttft_deadline_ms / 1e3, settings.slo.tpot_deadline_ms / 1e3, settings.slo.p95_target_ms / 1e3,
-              settings.slo.attainment_target)
+    slo = Slo(
+        settings.slo.ttft_deadline_ms / 1e3,
+        settings.slo.tpot_deadline_ms / 1e3,
+        settings.slo.p95_target_ms / 1e3,
+        settings.slo.attainment_target,
+    )
     watch = Watch(slo, scale=window_scale)
     show = _Json() if as_json or not sys.stdout.isatty() else _Table(url)
     read, alerted = _loop(watch, url, gpu_metrics_url, interval, duration, show)
@@ -150,9 +180,15 @@ def _engine_rows(url: str) -> list[dict[str, Any]] | None:
     for r in records:
         if r.get("received_s") is None or not r.get("prompt_tokens"):
             continue
-        rows.append({"timestamp": r["received_s"] * 1e3, "input_length": r["prompt_tokens"],
-                     "output_length": r.get("output_tokens") or r.get("max_tokens") or 1, "tenant": r.get("tenant"),
-                     "request_class": r.get("request_class")})
+        rows.append(
+            {
+                "timestamp": r["received_s"] * 1e3,
+                "input_length": r["prompt_tokens"],
+                "output_length": r.get("output_tokens") or r.get("max_tokens") or 1,
+                "tenant": r.get("tenant"),
+                "request_class": r.get("request_class"),
+            }
+        )
     return sorted(rows, key=lambda r: r["timestamp"])
 
 
@@ -205,11 +241,16 @@ class _Table:
         table = Table(title=f"{self._url}  {view.at_s:.0f} s", title_justify="left")
         for name in ("now", "last 60 s", "alerts"):
             table.add_column(name)
-        now = [f"{_n(view.running)} running, {_n(view.waiting)} waiting", f"KV {_pct(view.kv_usage)}, GPU {_pct(view.gpu_ratio)}",
-               f"expected wait {_s(view.expected_wait_s)}"]
-        last = [f"{_n(view.arrival_qps)} arrivals/s, {_n(view.completed_qps)} done/s, {_n(view.output_tps)} tokens/s",
-                f"TTFT p95 {_span(view.ttft_p95_s)}, TPOT p95 {_span(view.tpot_p95_s)}",
-                f"TTFT in time {_shares(view.attainment_ttft)}"]
+        now = [
+            f"{_n(view.running)} running, {_n(view.waiting)} waiting",
+            f"KV {_pct(view.kv_usage)}, GPU {_pct(view.gpu_ratio)}",
+            f"expected wait {_s(view.expected_wait_s)}",
+        ]
+        last = [
+            f"{_n(view.arrival_qps)} arrivals/s, {_n(view.completed_qps)} done/s, {_n(view.output_tps)} tokens/s",
+            f"TTFT p95 {_span(view.ttft_p95_s)}, TPOT p95 {_span(view.tpot_p95_s)}",
+            f"TTFT in time {_shares(view.attainment_ttft)}",
+        ]
         alerts = [f"{a.level.upper()} {a.kind}: {a.text}" for a in view.alerts] or ["none"]
         if not view.readable:
             alerts.insert(0, f"cannot read the page: {self.problem}")

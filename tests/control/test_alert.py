@@ -34,7 +34,7 @@ def test_arrivals_are_what_ended_and_what_is_inside_more():
     view = watch.look(look(2.0, running=4, waiting=5, done=16.0), 2.0)
     assert view.arrival_qps == pytest.approx((6 + 6) / 2) and len(watch.arrivals) == 12
     times = [t for t, _, _ in watch.arrivals]
-    assert times == sorted(times) and 0 < times[0] and times[-1] < 2.0
+    assert times == sorted(times) and times[0] > 0 and times[-1] < 2.0
     assert {i for _, i, _ in watch.arrivals} == {100} and {o for _, _, o in watch.arrivals} == {10}
 
 
