@@ -31,7 +31,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.intervals import MIN_STATES, t_quantile, wilson
+from analysis.intervals import t_quantile, wilson
 from analysis.knee import WATERMARK, Crossing
 
 GROWTH = 2.0
@@ -41,6 +41,7 @@ WIDE = 1.5  # a bracket wider than this ratio is divided before anything is fitt
 SURE = 0.99  # level at which one rate is decided: with about ten looks, one search in ten has a wrong bound
 BATCHES = 10  # parts of a window whose misses tell how dependent neighbours are
 USUAL_DISPERSION = 10.0  # of misses in a queue near its knee; replaced by what the stages show
+SEEN_STATES = 0.4  # over the allowed share of misses: 40 independent states at .99, 4 at .9
 CLUSTERS_PER_STATE = 3.0  # misses forget faster than the number in flight; by simulation, 2.5 (mm1) to 4 (batching)
 MIN_SURE = 50  # arrivals below which no rate is decided
 FAR_INSIDE = 0.8  # of the deadline: every part of the stage below it decides for `under`
@@ -146,7 +147,7 @@ def decide(probes: Sequence[Probe], target: float, usual: float = USUAL_DISPERSI
     if k > n / 2:  # no cluster: most of all arrivals missed
         return "over"
     states = sum(p.states for p in probes)
-    if scores and max(scores) <= FAR_INSIDE and k == 0 and states >= MIN_STATES:
+    if scores and max(scores) <= FAR_INSIDE and k == 0 and states >= SEEN_STATES / (1 - target):
         return "under"
     shrink = max(dispersion([(p.batch_arrivals, p.batch_misses) for p in probes]), usual, clusters(probes))
     low, high = wilson((n - k) / shrink, n / shrink, SURE)
