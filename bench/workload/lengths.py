@@ -15,6 +15,7 @@ Closed forms of the unfloored lognormal are in `lognormal_moment` and `lognormal
 from __future__ import annotations
 
 import math
+import stat
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,8 @@ _NORMAL = NormalDist()
 KINDS = ("uniform", "lognormal", "fixed", "empirical")
 MAX_LENGTH = 10_000_000  # tokens; longer values in a file are damage
 MAX_FILE_ROWS = 2_000_000
+MAX_FILE_LINES = 10_000_000  # comments and blank lines included
+MAX_FILE_LINE = 4096  # characters of a line, a comment included
 EXACT_UP_TO = 200_000  # terms of the exact sums (about 0.1 s)
 
 
@@ -186,15 +189,24 @@ def empirical(values: Iterable[int], high: int, low: int = 1) -> Lengths:
 def read_lengths(path: Path) -> list[int]:
     """Lengths in a text file: one whole number of tokens a line; blank lines and # comments are skipped.
 
-    Raises ValueError with the line that is wrong, OSError when the file cannot be read.
+    Raises ValueError with the line that is wrong, OSError when the file cannot be read. Memory is bounded whatever
+    the file is: a device or a pipe is refused before it is opened, an endless line while it is read.
     """
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise ValueError(f"{path}: is not a regular file; name a text file with one whole number of tokens a line")
     lengths: list[int] = []
+    number = 0
     with open(path, encoding="utf-8-sig", errors="replace") as stream:
-        for number, line in enumerate(stream, start=1):
+        while line := stream.readline(MAX_FILE_LINE + 1):
+            number += 1
+            if len(line) > MAX_FILE_LINE:
+                raise ValueError(f"{path}:{number}: line longer than {MAX_FILE_LINE} characters; this is no length file")
+            if number > MAX_FILE_LINES:
+                raise ValueError(f"{path}:{number}: more than {MAX_FILE_LINES} lines; take a sample of the file")
             text = line.partition("#")[0].strip()
             if not text:
                 continue
-            if not (text.isascii() and text.isdigit()) or not 1 <= int(text) <= MAX_LENGTH:
+            if not (text.isascii() and text.isdigit()) or len(text) > 18 or not 1 <= int(text) <= MAX_LENGTH:
                 raise ValueError(
                     f"{path}:{number}: {text[:40]!r} is not a length; one whole number from 1 to {MAX_LENGTH} a line"
                 )

@@ -5,6 +5,9 @@
 from __future__ import annotations
 
 import math
+import os
+import tracemalloc
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +15,7 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.workload import lengths
 from bench.workload.lengths import (
     Lengths,
     empirical,
@@ -160,10 +164,36 @@ def test_reading_observed_lengths(tmp_path):
         ("1.5\n", "not a length"),
         ("", "no lengths"),
         ("99999999999\n", "not a length"),
+        ("9" * 4000 + "\n", "not a length"),  # int() of such a text would be refused by Python in other words
+        ("5\n# " + "x" * 4095 + "\n", ":2: line longer than 4096"),
     ):
         path.write_text(text, encoding="utf-8")
         with pytest.raises(ValueError, match=words):
             read_lengths(path)
+
+
+def test_an_endless_file_of_lengths_is_refused_and_not_held(tmp_path, monkeypatch):
+    path = tmp_path / "zeros"
+    with open(path, "wb") as stream:
+        stream.truncate(2_000_000_000)  # a hole: no disk is used
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match=r"zeros:1: line longer than 4096 characters"):
+            read_lengths(path)
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)  # nobody writes: opening it would wait for ever
+    for place in (Path("/dev/zero"), pipe, tmp_path):
+        with pytest.raises(ValueError, match="is not a regular file"):
+            read_lengths(place)
+    with pytest.raises(FileNotFoundError):
+        read_lengths(tmp_path / "none")
+    monkeypatch.setattr(lengths, "MAX_FILE_LINES", 3)
+    (tmp_path / "four").write_text("#\n#\n#\n5\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=":4: more than 3 lines"):
+        read_lengths(tmp_path / "four")
 
 
 def test_a_quantile_outside_the_unit_interval_raises():
