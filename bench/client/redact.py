@@ -3,14 +3,18 @@
 Input: text or bytes, and the secrets of this run. Output: one line of at most 200 characters.
 Does not: know where the text goes; every text that leaves `bench/client` passes here.
 
-1. No secret, and no run of four or more characters of it, comes out.
+1. No secret, and no run of four or more characters of it, comes out; nor six or more characters of it written in
+   base64 (at any of the three alignments, either alphabet), in hex, percent-quoted or backwards.
 2. No control character comes out (a terminal or a CSV must not be steered by a server).
 3. The result is never longer than the limit.
 """
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Iterable
+from functools import lru_cache
+from urllib.parse import quote
 
 LIMIT = 200
 HIDDEN = "[hidden]"
@@ -29,6 +33,7 @@ _ASSIGNED = re.compile(
 )
 _USERINFO = re.compile(r"(?i)\b([a-z][a-z0-9+.-]*://)[^\s/@]+@")
 _RUN = re.compile(r"[A-Za-z0-9_+/=.\-]{4,}")
+_CODED = re.compile(r"[A-Za-z0-9_+/=.%\-]{6,}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u200b-\u200f\u202a-\u202e\u2066-\u2069\ufeff]+")
 _SPACES = re.compile(r"\s{2,}")
 
@@ -51,10 +56,14 @@ def redact(text: str | bytes, secrets: Iterable[str] = (), limit: int = LIMIT) -
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
+# So many characters of another form of the secret in one place are hidden.
+_GRAM = 6
+
+
 def _hide(text: str, secret: str) -> str:
     """Replace the secret and every run of characters that is a part of it (servers echo `abcd***wxyz`)."""
     text = text.replace(secret, HIDDEN)
-    grams = {secret[i : i + 8] for i in range(len(secret) - 7)}
+    grams, coded, hexed = _grams(secret)
 
     def swap(match: re.Match[str]) -> str:
         run = match.group()
@@ -63,4 +72,35 @@ def _hide(text: str, secret: str) -> str:
         holds = any(run[i : i + 8] in grams for i in range(len(run) - 7))
         return HIDDEN if part or holds else run
 
-    return _RUN.sub(swap, text)
+    def swap_coded(match: re.Match[str]) -> str:
+        run = match.group()
+        small = run.lower()
+        spots = range(len(run) - _GRAM + 1)
+        holds = any(run[i : i + _GRAM] in coded or small[i : i + _GRAM] in hexed for i in spots)
+        return HIDDEN if holds else run
+
+    return _RUN.sub(swap, _CODED.sub(swap_coded, text))
+
+
+@lru_cache(maxsize=64)
+def _grams(secret: str) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
+    """Return the pieces by which a secret is known: of itself, of forms that keep case, of forms that do not."""
+    raw = secret.encode("utf-8", "replace")
+    exact = [secret[::-1]]
+    for before in range(3):
+        # The first characters of a later alignment hold bits of what stands before the secret, the last of what follows.
+        whole = base64.b64encode(b"\0" * before + raw).decode("ascii")
+        form = whole[(0, 2, 3)[before] : (before + len(raw)) * 8 // 6]
+        exact += [form, form.replace("+", "-").replace("/", "_")]
+    small = [raw.hex(), "".join(f"%{byte:02x}" for byte in raw), quote(secret, safe="", errors="replace").lower()]
+    # What quoting leaves as it was is the secret itself: its case counts, and the rule for its own pieces holds.
+    plain = secret.lower()
+    return (
+        frozenset(_pieces(secret, 8)),
+        frozenset(piece for form in exact for piece in _pieces(form, _GRAM)),
+        frozenset(piece for form in small for piece in _pieces(form, _GRAM) if piece not in plain),
+    )
+
+
+def _pieces(text: str, length: int) -> set[str]:
+    return {text[i : i + length] for i in range(len(text) - length + 1)}

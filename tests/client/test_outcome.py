@@ -275,3 +275,43 @@ def test_classing_a_hostile_body_is_quick() -> None:
 )
 def test_message_of_an_error_body(body: bytes, message: str) -> None:
     assert error_parts(body)[0] == message
+
+
+_SECRET = "sk-Ab3dE-9xYz_7Qw+Lm/k2"
+# The same 23 characters as another program writes them (openssl, xxd, rev): never made by the code under test.
+_FORMS = {
+    "base64": "c2stQWIzZEUtOXhZel83UXcrTG0vazI=",
+    "base64 of x and it": "eHNrLUFiM2RFLTl4WXpfN1F3K0xtL2sy",
+    "base64 of xy and it": "eHlzay1BYjNkRS05eFl6XzdRdytMbS9rMg==",
+    "hex": "736b2d41623364452d3978597a5f3751772b4c6d2f6b32",
+    "HEX": "736B2D41623364452D3978597A5F3751772B4C6D2F6B32",
+    "quoted": "sk-Ab3dE-9xYz_7Qw%2BLm%2Fk2",
+    "all quoted": "%73%6B%2D%41%62%33%64%45%2D%39%78%59%7A%5F%37%51%77%2B%4C%6D%2F%6B%32",
+    "reversed": "2k/mL+wQ7_zYx9-Ed3bA-ks",
+}
+
+
+@pytest.mark.parametrize("form", _FORMS)
+def test_other_forms_of_the_key_do_not_come_out(form: str) -> None:
+    text = _FORMS[form]
+    assert redact(f"key ({text}) refused", [_SECRET]) == "key ([hidden]) refused"
+    # Six characters from the middle of it, where no bit of a neighbour is in the first or last.
+    part = text[6:12]
+    assert redact(f"key ({part}) refused", [_SECRET]) == "key ([hidden]) refused"
+    assert redact(f"key (~{part}~) refused", ["another-secret-0815"]) == f"key (~{part}~) refused"
+
+
+def test_hiding_leaves_ordinary_texts_alone() -> None:
+    text = "model qwen-2.5-72b-instruct: 8192 tokens at 2024-01-01T12:33:41Z, id chatcmpl-9f8e7d6c5b4a, 100%25 of a/b"
+    assert redact(text, [_SECRET]) == text
+
+
+def test_hiding_a_key_in_much_text_is_cheap() -> None:
+    import time
+
+    text = "QWxhZGRpbjpvcGVuIHNlc2FtZQ" * 800  # 20,800 characters in one run that is no form of the key
+    redact(text, [_SECRET])
+    start_s = time.process_time()
+    for _ in range(5):
+        redact(text, [_SECRET])
+    assert (time.process_time() - start_s) / 5 < 0.1  # about 10 ms
