@@ -143,6 +143,22 @@ PLANNED_FIELDS = (
 )
 
 
+# Header fields that say how a request is framed and where it goes; the client writes them itself.
+OWN_HEADERS = (
+    "connection",
+    "content-encoding",
+    "content-length",
+    "expect",
+    "host",
+    "keep-alive",
+    "proxy-connection",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+)
+
+
 @reads("target.extra_body", "target.extra_headers", "target.proxy", "target.metrics_url", "target.tls_verify")
 def _target(config: Config) -> Iterator[Finding]:
     for name in config.target.extra_body:
@@ -166,6 +182,14 @@ def _target(config: Config) -> Iterator[Finding]:
                 "holds a name or value that HTTP does not allow",
                 "one line of plain characters",
                 "correct the header",
+            )
+        elif name.strip().lower() in OWN_HEADERS:
+            yield Finding(
+                "CFG-006",
+                ("target", "extra_headers", name),
+                "is a header that frames the request; the client writes it",
+                "headers that only add something",
+                "remove it",
             )
     for name in ("proxy", "metrics_url"):
         url = getattr(config.target, name)

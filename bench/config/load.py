@@ -215,6 +215,11 @@ def _validate(data: dict[str, Any], place: _Places) -> tuple[Config, list[Proble
     problems: list[Problem] = []
     bad: set[Path_] = set()
     rest = copy.deepcopy(data)
+    # pydantic names no place for such a text, so these are found first.
+    for at, finding in _half_characters(rest):
+        problems.append(place.problem(finding))
+        bad.add(at)
+        _cut(rest, at)
     for _ in range(20):
         try:
             return Config.model_validate(rest), problems, bad
@@ -230,6 +235,31 @@ def _validate(data: dict[str, Any], place: _Places) -> tuple[Config, list[Proble
             for at in sorted(cuts, key=lambda p: (len(p), str(p)), reverse=True):
                 _cut(rest, at)
     return Config(), problems, bad | {(name,) for name in Config.model_fields}
+
+
+def _half_characters(data: Any) -> list[tuple[Path_, checks.Finding]]:
+    """(path, finding) of every key and text with a lone surrogate: no file, header or request can hold one."""
+    out: list[tuple[Path_, checks.Finding]] = []
+    stack: list[tuple[Path_, Any]] = [((), data)]
+    while stack:
+        at, node = stack.pop()
+        if isinstance(node, str) and _is_half(node):
+            found = "holds half a character (a lone surrogate)"
+            out.append((at, checks.Finding("CFG-005", at, found, "a text of whole characters", "write it again")))
+        elif isinstance(node, list):
+            stack += [((*at, index), child) for index, child in enumerate(node)]
+        elif isinstance(node, dict):
+            for name, child in node.items():
+                if _is_half(name):
+                    found = "is not a known key: its name holds half a character (a lone surrogate)"
+                    out.append(((*at, name), checks.Finding("CFG-004", (*at, name), found, "", "remove it")))
+                else:
+                    stack.append(((*at, name), child))
+    return out
+
+
+def _is_half(text: str) -> bool:
+    return any("\ud800" <= char <= "\udfff" for char in text) if not text.isascii() else False
 
 
 def _origins(config: Config, data: dict[str, Any], label: str, origin_of: dict[Path_, str]) -> dict[str, str]:

@@ -54,11 +54,14 @@ def read_text(path: Path) -> tuple[str, list[Problem]]:
         )
     if len(raw) > MAX_BYTES:
         return refuse(f"is larger than {MAX_BYTES} bytes", "name the config file")
-    for encoding in ("utf-8-sig",) if not raw.startswith((b"\xff\xfe", b"\xfe\xff")) else ("utf-16",):
-        try:
-            return raw.decode(encoding), []
-        except UnicodeDecodeError:
-            continue
+    utf16 = raw.startswith((b"\xff\xfe", b"\xfe\xff"))
+    try:
+        return raw.decode("utf-16" if utf16 else "utf-8-sig"), []
+    except UnicodeDecodeError as error:
+        if utf16:
+            return refuse(
+                f"begins as UTF-16 text (byte order mark) and is damaged at byte {error.start}", "save it as UTF-8"
+            )
     return refuse("is not UTF-8 text", "save it as UTF-8")
 
 

@@ -22,10 +22,11 @@ LengthKind = Literal["lognormal", "uniform", "fixed", "empirical"]
 
 # Bounds that only catch typing errors (a rate of 1e9, a length of 1e12); no machine reaches them.
 MAX_QPS = 100_000.0
+MIN_QPS = 1e-4  # one request in almost three hours
 MAX_TOKENS = 10_000_000
 MAX_SECONDS = 7 * 86_400.0
 
-Qps = Annotated[float, Field(gt=0, le=MAX_QPS)]
+Qps = Annotated[float, Field(ge=MIN_QPS, le=MAX_QPS)]
 Seconds = Annotated[float, Field(gt=0, le=MAX_SECONDS)]
 SecondsOrZero = Annotated[float, Field(ge=0, le=MAX_SECONDS)]
 Millis = Annotated[float, Field(gt=0, le=MAX_SECONDS * 1000)]
@@ -98,7 +99,7 @@ class Loadgen(Section):
     """What is sent: arrivals, prompt lengths, output lengths. All of it follows from `seed`."""
 
     arrival_process: Process = _key("poisson", "law of the gaps between arrivals")
-    target_qps: float = _key(20.0, "the rate at which the SLO must hold", unit="1/s", gt=0, le=MAX_QPS)
+    target_qps: float = _key(20.0, "the rate at which the SLO must hold", unit="1/s", ge=MIN_QPS, le=MAX_QPS)
     duration_sec: float = _key(300.0, "arrivals of one stage last this long", unit="s", gt=0, le=MAX_SECONDS)
     input_len_range: TokenRange = _key([100, 2000], "prompt length, uniform over both ends", unit="tokens")
     output_len_dist: LengthKind = _key("lognormal", "law of the output length")

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.config.schema import Config
+from bench.config.schema import MAX_QPS, MIN_QPS, Config
 from bench.workload import lengths as laws
 from bench.workload.arrivals import Levels, integrated_rate, rate_at
 from bench.workload.lengths import Lengths
@@ -291,8 +291,8 @@ def _levels(
     target = config.loadgen.target_qps
     length_s = duration_s or config.stage_duration_s()
     for rate in qps or ():
-        if not 0 < rate <= 100_000:
-            raise PlanError(f"qps holds {rate:g}; rates lie above 0 and at most 100000")
+        if not MIN_QPS <= rate <= MAX_QPS:
+            raise PlanError(f"qps holds {rate:g}; rates lie between {MIN_QPS:g} and {MAX_QPS:.0f}")
     if duration_s is not None and not 0 < duration_s <= 7 * 86_400:
         raise PlanError(f"duration is {duration_s:g} s; it lies above 0 and at most a week")
     if repeats is not None and repeats < 1:

@@ -107,7 +107,7 @@ def test_all_problems_come_at_once_sorted_by_line(tmp_path):
     ({"scheduler": []}, "CFG-005", "a mapping of keys"),
     ({"scheduler": {"enable_chunked_prefill": 1}}, "CFG-005", "true or false"),
     ({"sweep": {"qps": []}}, "CFG-006", "at least 1"),
-    ({"sweep": {"qps": [0]}}, "CFG-006", "above 0"),
+    ({"sweep": {"qps": [0]}}, "CFG-006", "at least 0.0001"),
     ({"slo": {"attainment_target": 1}}, "CFG-006", "below 1"),
     ({"scheduler": {"policy": "slackaware"}}, "CFG-007", "did you mean slack_aware?"),
     ({"gates": [{"metric": "ttft", "operator": "<="}]}, "CFG-009", "gates[0].value is missing"),
@@ -382,3 +382,37 @@ def test_one_wrong_letter_is_recognised(key):
     if any(broken == k.rpartition(".")[2] for k in known_keys()):
         return
     assert nearest((section, broken)) == key
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ('{"\\ud800": 1}', [("CFG-004", "\ud800")]),
+        ('{"slo": {"a\\udfff": 1}}', [("CFG-004", "slo.a\udfff")]),
+        ('{"target": {"extra_body": {"x": {"\\udc00": 1}}}}', [("CFG-004", "target.extra_body.x.\udc00")]),
+        ('{"gates": [{"\\ud800": 1}]}', [("CFG-004", "gates[0].\ud800"), ("CFG-009", "gates[0].metric")]),
+        ('{"target": {"extra_body": {"x": ["\\ud800"]}}}', [("CFG-005", "target.extra_body.x[0]")]),
+        # a pair is one whole character
+        ('{"\\ud83d\\ude00": 1}', [("CFG-004", "\U0001f600")]),
+    ],
+)
+def test_half_characters_are_ordinary_problems(tmp_path, text, found):
+    problems = problems_of(tmp_path, text)
+    places = [(problem.id, problem.where.partition(": ")[2]) for problem in problems]
+    assert [place for place in places if place in found] == found
+    assert {problem.id for problem in problems if problem.severity == "error"} == {name for name, _ in found}
+    for problem in problems:
+        problem.text().encode()  # printable, whatever the name was
+
+
+def test_a_damaged_utf_16_file_is_called_that(tmp_path):
+    path = tmp_path / "c.json"
+    whole = json.dumps(OK).encode("utf-16")
+    path.write_bytes(whole)
+    assert load_config(path, env={}).config.model == "m"
+    path.write_bytes(whole[:-1])  # half a unit is missing at the end
+    with pytest.raises(ConfigError, match=rf"begins as UTF-16 text .* damaged at byte {len(whole) - 2}"):
+        load_config(path, env={})
+    path.write_bytes(b'{"model": "\xff"}')
+    with pytest.raises(ConfigError, match="is not UTF-8 text"):
+        load_config(path, env={})

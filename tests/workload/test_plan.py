@@ -82,7 +82,7 @@ def test_spike():
 
 @pytest.mark.parametrize(("arguments", "words"), [
     ({"shape": "replay"}, "loadgen.trace_file"), ({"shape": "ramp", "qps": [5.0]}, "two rates"), ({"shape": "zigzag"}, "no shape 'zigzag'"),
-    ({"qps": [0.0]}, "qps holds 0"), ({"qps": [float("nan")]}, "qps holds nan"), ({"qps": [1e9]}, "qps holds 1e"), ({"duration_s": -1}, "duration is -1"),
+    ({"qps": [0.0]}, "qps holds 0"), ({"qps": [1e-300]}, "between 0.0001 and 100000"), ({"qps": [float("nan")]}, "qps holds nan"), ({"qps": [1e9]}, "qps holds 1e"), ({"duration_s": -1}, "duration is -1"),
     ({"repeats": 0}, "repeats is 0"), ({"qps": [100_000.0], "duration_s": 600_000}, "at most 5000000"), ({"duration_s": float("nan")}, "duration is nan"),
 ])  # fmt: skip
 def test_plans_that_cannot_be(arguments, words):
