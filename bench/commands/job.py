@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import click
 
@@ -32,6 +32,8 @@ PROJECT = Path(__file__).resolve().parents[2]
 EXIT_USAGE, EXIT_CHANNEL, EXIT_INVALID, EXIT_INTERRUPTED = 2, 3, 4, 130
 # Locust gets this long after its last stage to write its files; it needs about a second.
 LOCUST_END_S = 60.0
+# A master ends after its workers; what lives this long after it has lost it.
+ORPHAN_S = 3.0
 
 
 @dataclass
@@ -72,13 +74,49 @@ def run_job(options: JobOptions) -> int:
     """The exit code of one job, after everything it made is in its run folder."""
     say = _Console(options)
     try:
-        return _run(options, say)
+        with _Stops(say) as stops:
+            return _run(options, say, stops)
     except JobError as error:
         say.error(str(error))
         return error.exit_code
 
 
-def _run(options: JobOptions, say: _Console) -> int:
+class _Stops:
+    """Ctrl-C and SIGTERM over the whole job: before the load they end it, during the load Locust hears of
+    them, while the report is written the first ones only set the exit code."""
+
+    def __init__(self, say: _Console) -> None:
+        self.say = say
+        self.hits = 0
+        self.process: subprocess.Popen[str] | None = None
+        self.loading = False  # Locust has said that the run began: it handles the signal in order
+        self.writing = False
+
+    def __enter__(self) -> _Stops:
+        self._before = {s: signal.signal(s, self._handle) for s in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _handle(self, _signum: int, _frame: Any) -> None:
+        self.hits += 1
+        process = self.process
+        if process is not None and process.poll() is None:
+            if not self.loading or self.hits > 2:
+                _kill_group(process)
+                return
+            if self.hits == 1:
+                self.say.note("interrupted: no more arrivals; waiting for open answers (Ctrl-C again gives them up)")
+            os.kill(process.pid, signal.SIGINT)
+        elif self.writing and self.hits < 3:
+            self.say.note("interrupted: the load has ended; writing the report (twice more to leave it)")
+        elif process is None or self.writing:
+            raise JobError("interrupted; nothing more is done", EXIT_INTERRUPTED)
+
+
+def _run(options: JobOptions, say: _Console, stops: _Stops) -> int:
     _check_bind(options.bind)
     resolved = _load(options, say)
     plan = _plan(options, resolved)
@@ -91,8 +129,9 @@ def _run(options: JobOptions, say: _Console) -> int:
             resolved = _load(options, say, base_url=base_url, quiet=True)
         if options.preflight:
             _preflight(resolved, run_dir, environment, say, options.wait_s)
-        code = _locust(options, resolved, plan, run_dir, environment, say)
-    return _finish(options, run_dir, code, say)
+        code = _locust(options, resolved, plan, run_dir, environment, say, stops)
+        stops.writing = True
+    return _finish(options, plan, run_dir, code, say, stops)
 
 
 def _check_bind(bind: str) -> None:
@@ -271,7 +310,10 @@ def _preflight(resolved: Any, run_dir: Path, environment: dict[str, str], say: _
         time.sleep(1.0)
         report = run_preflight(resolved, api_key(resolved.config))
     record = run_dir / "preflight.json"
-    record.write_text(json.dumps(report.to_dict(), ensure_ascii=False, indent=1), encoding="utf-8")
+    try:
+        record.write_text(json.dumps(report.to_dict(), ensure_ascii=False, indent=1), encoding="utf-8")
+    except OSError as error:
+        raise JobError(f"{record}: cannot be written: {error.strerror}; free space", EXIT_USAGE) from None
     environment["BENCH_PREFLIGHT"] = str(record)
     say.note(f"preflight: {report.sentence}")
     if not report.ok:
@@ -316,7 +358,13 @@ def _free_port() -> int:
 
 
 def _locust(
-    options: JobOptions, resolved: Any, plan: Any, run_dir: Path, environment: dict[str, str], say: _Console
+    options: JobOptions,
+    resolved: Any,
+    plan: Any,
+    run_dir: Path,
+    environment: dict[str, str],
+    say: _Console,
+    stops: _Stops,
 ) -> int:
     """Locust's exit code; its console goes to log.txt, its progress to ours."""
     processes = options.processes or resolved.config.sweep.processes
@@ -335,45 +383,41 @@ def _locust(
             errors="replace",
             start_new_session=True,  # Ctrl-C comes to us alone; we pass it on
         )
-        with _pass_signals(process, say):
+        stops.process = process
+        threading.Thread(target=_end_orphans, args=(process,), daemon=True).start()
+        try:
             assert process.stdout is not None
             for line in process.stdout:
                 if line.startswith("@bench "):
+                    stops.loading = True
                     say.progress(json.loads(line[7:]))
                 else:
-                    log.write(line)
-            try:
-                return process.wait(timeout=LOCUST_END_S)
-            except subprocess.TimeoutExpired:
+                    _keep(log, line)
+            return process.wait(timeout=LOCUST_END_S)
+        except subprocess.TimeoutExpired:
+            return EXIT_INVALID
+        finally:
+            say.close()
+            if process.poll() is None:
                 _kill_group(process)
-                return EXIT_INVALID
-            finally:
-                say.close()
 
 
-@contextmanager
-def _pass_signals(process: subprocess.Popen[str], say: _Console) -> Iterator[None]:
-    """Hand Ctrl-C and SIGTERM to Locust: first stop and drain, then give up what is open, then end."""
-    hits = 0
-
-    def handle(_signum: int, _frame: Any) -> None:
-        nonlocal hits
-        hits += 1
-        if hits == 1:
-            say.note("interrupted: no more arrivals; waiting for open answers (Ctrl-C again gives them up)")
-        if hits > 2:
-            _kill_group(process)
-        elif process.poll() is None:
-            os.kill(process.pid, signal.SIGINT)
-
-    before = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
+def _keep(log: TextIO, line: str) -> None:
+    """Write a line of Locust's console to the log; a full disk must not end the run."""
     try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        if process.poll() is None:
-            _kill_group(process)
+        log.write(line)
+    except OSError:
+        return
+
+
+def _end_orphans(process: subprocess.Popen[str]) -> None:
+    """End workers that outlive their master: they would hold our pipe open until they miss it themselves."""
+    process.wait()
+    time.sleep(ORPHAN_S)
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        return
 
 
 def _kill_group(process: subprocess.Popen[str]) -> None:
@@ -387,25 +431,51 @@ def _kill_group(process: subprocess.Popen[str]) -> None:
 # -- after the load --------------------------------------------------------------------------
 
 
-def _finish(options: JobOptions, run_dir: Path, locust_code: int, say: _Console) -> int:
+def _finish(options: JobOptions, plan: Any, run_dir: Path, locust_code: int, say: _Console, stops: _Stops) -> int:
+    if stops.hits and not stops.loading:
+        raise JobError("interrupted before the first arrival; nothing was sent", EXIT_INTERRUPTED)
     if not (run_dir / "requests.csv").exists():
         log = run_dir / "log.txt"
         text = f"Locust ended with code {locust_code} before the run began; {log} says:\n{_tail(log)}"
         raise JobError(text, EXIT_USAGE if locust_code == EXIT_USAGE else EXIT_INVALID)
+    _close_folder(options, plan, run_dir, locust_code, say, stops)
     return finish_run(run_dir, lang=options.lang, say=say, baseline=options.baseline)
+
+
+def _close_folder(
+    options: JobOptions, plan: Any, run_dir: Path, locust_code: int, say: _Console, stops: _Stops
+) -> None:
+    """Make the folder of a Locust that died a whole one, and say that the user stopped it when so."""
+    from bench.commands.salvage import is_unfinished, mark_interrupted, salvage
+
+    try:
+        if is_unfinished(run_dir) and not options.users:
+            cause = f"Locust ended with code {locust_code} before the run was complete"
+            added = salvage(run_dir, plan, cause, interrupted=bool(stops.hits))
+            say.note(f"{cause}: {added} arrivals have no outcome and count as misses; see {run_dir / 'log.txt'}")
+            say.note("workers keep rows of their own: `bench recover` may know more (docs/scaling.md)")
+        elif stops.hits:
+            mark_interrupted(run_dir)
+    except (OSError, ValueError) as error:
+        raise JobError(f"{run_dir}: the run cannot be closed: {error}", EXIT_INVALID) from None
 
 
 def finish_run(run_dir: Path, *, lang: str, say: _Console, baseline: Path | None = None) -> int:
     """Analyse a run folder, write the report, compare with a baseline, print the verdict; the exit code."""
     from analysis.analyse import write_analysis
+    from analysis.load import LedgerError
     from analysis.verdict import exit_code
     from reports.write import write_all
 
-    analysis = write_analysis(run_dir)
     try:
+        analysis = write_analysis(run_dir)
         files = write_all(run_dir, analysis, lang=lang)
+    except LedgerError as error:
+        raise JobError(str(error), EXIT_INVALID) from None
     except OSError as error:
-        raise JobError(f"{run_dir}: the report cannot be written: {error.strerror}", EXIT_USAGE) from None
+        again = f"bench analyse {run_dir} && bench report {run_dir}"
+        text = f"{run_dir}: the report cannot be written: {error.strerror}; free space, then: {again}"
+        raise JobError(text, EXIT_INVALID) from None
     compared = _against(baseline, run_dir, lang) if baseline is not None else Compared()
     code = exit_code({analysis.verdict.exit_code, compared.exit_code})
     say.verdict(analysis, run_dir, files, code, compared)
@@ -475,8 +545,7 @@ class _Console:
     def plan(self, plan: Any) -> None:
         """Show what is ahead; on a terminal, with a bar."""
         total = sum(stage.duration_s for stage in plan.stages)
-        n, arrivals = len(plan.stages), sum(stage.expected_arrivals for stage in plan.stages)
-        self.note(f"plan: {n} stages, about {arrivals:.0f} arrivals in {total:.0f} s; drains come on top")
+        self.note(f"plan: {plan_text(plan, self.options.users)}")
         if self.options.quiet or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
             return  # one line per stage, no bar
         from rich.console import Console
@@ -557,13 +626,10 @@ class _Console:
                 data["baseline"] = compared.data or {"outcome": "not compared", "sentence": compared.lines[0]}
             click.echo(json.dumps(data, ensure_ascii=False))
             return
-        click.echo(f"\n{analysis.verdict.status}: {analysis.verdict.sentence}")
-        for reason in analysis.verdict.reasons:
-            if reason.severity in ("invalid", "fail"):
-                click.echo(f"  {reason.reason_id}: {reason.text} {reason.next_step}".rstrip())
-        if analysis.capacity.sentence and analysis.verdict.status != "INVALID":
-            click.echo(analysis.capacity.sentence)
-        click.echo(f"report: {report}\n{MEANING[analysis.verdict.status]}")
+        from bench.commands.analyse import verdict_lines
+
+        click.echo("\n" + "\n".join(verdict_lines(analysis)))
+        click.echo(f"report: {report}\n{meaning(analysis)}")
         if compared.lines:
             click.echo("\n".join(compared.lines))
 
@@ -580,8 +646,27 @@ def live_text(event: dict[str, Any]) -> str:
     return f"{share}, {event['in_flight']} in flight"
 
 
+def plan_text(plan: Any, users: int) -> str:
+    """What is ahead: of an open loop its arrivals, of a closed one its users, since the service sets their rate."""
+    n, total = len(plan.stages), sum(stage.duration_s for stage in plan.stages)
+    count = "1 stage" if n == 1 else f"{n} stages"
+    if users:
+        return f"closed loop, {users} users, {count} in {total:.0f} s; the service sets the rate"
+    arrivals = sum(stage.expected_arrivals for stage in plan.stages)
+    return f"{count}, about {arrivals:.0f} arrivals in {total:.0f} s; drains come on top"
+
+
+def meaning(analysis: Any) -> str:
+    """What a reader may do with the numbers; claims nothing about a rate that was not sent."""
+    verdict = analysis.verdict
+    text = MEANING[verdict.status]
+    if verdict.interrupted:
+        text += " The run was interrupted: it shows what was measured until then."
+    return text
+
+
 MEANING = {
-    "PASS": "Open the report: the numbers passed their own checks and the SLO holds at the target rate.",
-    "FAIL": "Open the report: the numbers passed their own checks; at the target rate the SLO does not hold.",
+    "PASS": "Open the report: the numbers passed their own checks and the SLO holds where the first line says.",
+    "FAIL": "Open the report: the numbers passed their own checks; the SLO does not hold where the first line says.",
     "INVALID": "Open the report for the reasons: these numbers must not be used; mend the cause and run again.",
 }
