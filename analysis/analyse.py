@@ -14,6 +14,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import numpy as np
 
@@ -23,7 +24,8 @@ from analysis.csv_check import check_csv
 from analysis.diagnosis import diagnose
 from analysis.errors import error_groups
 from analysis.gates import default_gates, evaluate, locate, usable
-from analysis.knee import Crossing, Level, capacity, crossing
+from analysis.intervals import wilson
+from analysis.knee import Crossing, Level, capacity, crossing, rate_text
 from analysis.repeatability import repeatability
 from analysis.row_checks import Checked, check_rows
 from analysis.run_files import Gauge, ServerGauge, read_gauge, read_run_info, read_server_gauge, read_stages
@@ -45,10 +47,8 @@ MODEL_ROWS_STAGE = 4_000
 # Loads without a single rate: the SLO is judged over the whole run.
 RUN_SHAPES = ("ramp", "spike", "replay")
 SINGLE_SHAPES = ("smoke", "single", "repeat", "hold")
-# Reasons that take the trust from every row, and so from every capacity figure.
 # A tenth of the TTFT deadline: a shift of so much can move an arrival across it only when it is that near.
 CLOCK_LIMIT = 0.1
-UNTRUSTED = {"INV-ROWS", "INV-LEDGER", "INV-CSV", "INV-SEED", "INV-OFFSET", "INV-CHANNEL"}
 VARYING_SHAPES = ("ramp", "spike")
 
 
@@ -187,7 +187,14 @@ def _context(
         burstiness=_number(_section(config, "loadgen").get("burstiness")) or 1.0,
         varying=raw.get("shape") in VARYING_SHAPES,
         loop=str(raw.get("loop") or "open"),
+        own_machine=bool(engine.get("embedded")) and _is_loopback(_section(raw, "target").get("base_url")),
     )
+
+
+def _is_loopback(url: Any) -> bool:
+    """Whether an address is this machine's; an absent one is the embedded engine's."""
+    host = urlsplit(url).hostname if isinstance(url, str) and url else "localhost"
+    return host in ("localhost", "::1") or str(host).startswith("127.")
 
 
 # ---------------------------------------------------------------- stages
@@ -280,14 +287,16 @@ def _assemble(
     model = _model(checked, stage_rows, results, config, slo) if models else None
     searched = estimate([_probe(r) for r in results], slo.attainment_target) if _is_search(raw, results) else None
     found = _capacity(results, slo, model.get("lambda_max_qps") if model else None, searched)
+    asked = target
     target, at, notes = _where(raw, config, target, stages)
-    gates = [evaluate(g, stages, found, target) for g in default_gates(slo.as_dict(), _gates(config), at)]
+    specs = default_gates(slo.as_dict(), _gates(config, raw.get("loop") == "closed"), at)
+    gates = [evaluate(g, stages, found, target) for g in specs]
     bound, limit = _clock_bound(raw), CLOCK_LIMIT * slo.ttft_deadline_s
     interrupted = bool(raw.get("interrupted")) or any("interrupted" in s.marks for s in stages)
     judged = verdict(Facts(gates, stages, problems, csv_check, errors, target, interrupted, at, bound, limit,
-                           stopped_by=str(raw.get("stopped_by") or "")))  # fmt: skip
+                           asked if notes else None, stopped_by=str(raw.get("stopped_by") or "")))  # fmt: skip
     judged.reasons.extend(notes)
-    if any(r.severity == "invalid" and r.reason_id in UNTRUSTED for r in judged.reasons):
+    if judged.status == "INVALID":
         found = _withheld(slo.attainment_target, "The run is INVALID, so no capacity figure is given; see the reasons.")
     elif raw.get("loop") == "closed":
         text = "Closed loop: the load follows the service and cannot exceed it, so it shows no knee."
@@ -362,8 +371,10 @@ def _stage_arrays(checked: Checked, rows: list[StageRow], results: list[StageRes
     return stages
 
 
-def _gates(config: dict[str, Any]) -> list[dict[str, Any]]:
-    return [g for g in config.get("gates") or [] if isinstance(g, dict)]
+def _gates(config: dict[str, Any], closed: bool) -> list[dict[str, Any]]:
+    """The gates of the config. A closed loop offers no rate: what is asked at the target is asked of the run."""
+    gates = [g for g in config.get("gates") or [] if isinstance(g, dict)]
+    return [{**g, "at": "run"} if closed and g.get("at", "target") == "target" else g for g in gates]
 
 
 def _where(
@@ -402,6 +413,7 @@ def _levels(results: list[StageResult], kind: str) -> list[Level]:
         n = sum(m.public.planned for m in members)
         hits = sum(m.hit_count if kind == "joint" else m.e2e_hits for m in members)
         scores = [m.joint if kind == "joint" else m.e2e for m in members]
+        worth = sum(m.joint_worth if kind == "joint" else m.e2e_worth for m in members)
         # The middle repeat stands for the rate; the batches of all repeats carry its spread.
         levels.append(Level(
             qps=qps, attainment=hits / n, arrivals=n, score=sorted(s.value for s in scores)[len(scores) // 2],
@@ -410,6 +422,7 @@ def _levels(results: list[StageResult], kind: str) -> list[Level]:
             completed_qps=float(np.mean([m.public.completed_qps for m in members])),
             states=sum(m.states for m in members),
             load_sd_ratio=float(np.mean([m.load_sd_ratio for m in members])) / math.sqrt(len(members)),
+            attainment_most=wilson(hits / n * worth, worth)[1],
         ))  # fmt: skip
     return levels
 
@@ -431,7 +444,8 @@ def _capacity(
     knee = found.knee_qps if found.knee_qps is not None else found.knee_high_qps
     limit = whole.value if whole.value is not None else whole.high
     if whole.kind in ("crossing", "below") and knee is not None and limit is not None and limit < knee:
-        where = f"at {whole.value:.1f} requests/s" if whole.kind == "crossing" else "at every measured rate"
+        crosses = whole.kind == "crossing" and whole.value is not None
+        where = f"at about {rate_text(whole.value)} requests/s" if crosses else "at every measured rate"
         found.sentence += f" P95 of the whole answer passes its target of {slo.e2e_target_s:g} s {where}, before that."
     return found
 

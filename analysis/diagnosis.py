@@ -13,6 +13,7 @@ from analysis.attainment import Slo
 from analysis.load import OK
 from analysis.row_checks import Checked
 from analysis.run_files import ServerGauge
+from analysis.stimulus import IDLE_CPU, QUIET_MACHINE
 from bench.records.analysis import ErrorGroup, Reason, StageAnalysis
 
 
@@ -58,8 +59,8 @@ def _floor(stages: list[StageAnalysis], slo: Slo) -> list[Reason]:
 
 
 def _clause(stages: list[StageAnalysis], slo: Slo) -> list[Reason]:
-    """Attainment is low though the latency that people look at seems normal."""
-    out = []
+    """Attainment is low though the latency that people look at seems normal: one sentence per clause, all its rates."""
+    found: dict[str, list[tuple[StageAnalysis, str, str]]] = {}
     for s in stages:
         joint, p50 = s.attainment_joint.value, s.survivors["e2e_s"].p50
         if joint is None or joint >= slo.attainment_target or s.stationarity == "UNSTABLE" or p50 is None:
@@ -67,51 +68,66 @@ def _clause(stages: list[StageAnalysis], slo: Slo) -> list[Reason]:
         if p50 > slo.e2e_target_s:
             continue
         words = {
-            "failures": f"{s.planned - s.counts.get('ok', 0)} of {s.planned} arrivals failed or were refused, "
-            "and stay in the denominator",
-            "ttft": f"TTFT: only {s.attainment_ttft.value or 0:.2%} of all arrivals have their first token in time",
-            "tpot": f"TPOT: only {s.attainment_tpot.value or 0:.2%} of all arrivals keep the token pace",
-        }.get(s.binding_clause)
-        if words is None:
-            continue
+            "failures": (f"{s.planned - s.counts.get('ok', 0)} of {s.planned}",
+                         "arrivals failed or were refused, and stay in the denominator"),
+            "ttft": (f"{s.attainment_ttft.value or 0:.2%}", "of all arrivals have their first token in time (TTFT)"),
+            "tpot": (f"{s.attainment_tpot.value or 0:.2%}", "of all arrivals keep the token pace (TPOT)"),
+        }.get(s.binding_clause)  # fmt: skip
+        if words is not None:
+            found.setdefault(s.binding_clause, []).append((s, *words))
+    out = []
+    for clause, hits in found.items():
+        stages_said = ", ".join(
+            f"{s.attainment_joint.value or 0:.2%} at {s.offered_qps:g} requests/s (median answer "
+            f"{s.survivors['e2e_s'].p50 or 0:.2f} s)" for s, _, _ in hits
+        )  # fmt: skip
+        only = "" if clause == "failures" else "only "
         text = (
-            f"attainment at {s.offered_qps:g} requests/s is {joint:.2%} though the median answer takes "
-            f"{p50:.2f} s; the cause is {words}"
+            f"attainment is low though the median answer looks normal: {stages_said}; the cause is that {only}"
+            f"{', '.join(share for _, share, _ in hits)} {hits[0][2]}"
         )
         fix = "read attainment per clause; do not compare a median with an SLO on all arrivals"
-        out.append(Reason("DIA-CLAUSE", "info", text, fix, s.stage, joint, slo.attainment_target))
-    return out[:3]
+        first = hits[0][0]
+        out.append(Reason("DIA-CLAUSE", "info", text, fix, first.stage, first.attainment_joint.value,
+                          slo.attainment_target))  # fmt: skip
+    return out
 
 
 def _rejects(stages: list[StageAnalysis], slo: Slo) -> list[Reason]:
-    """Rejections keep the survivors fast."""
-    out = []
+    """Rejections keep the survivors fast: one sentence for all rates."""
+    said, first = [], None
     for s in stages:
         share = s.counts.get("rejected", 0) / s.planned
         alive, joint = s.attainment_survivors, s.attainment_joint.value
         if share > 0.005 and alive is not None and joint is not None and alive - joint > 0.005:
-            text = (
-                f"rejections bought the latency at {s.offered_qps:g} requests/s: {share:.1%} of the arrivals "
-                "were refused; "
-                f"{alive:.2%} of the answered meet the SLO, {joint:.2%} of all arrivals do"
+            said.append(
+                f"at {s.offered_qps:g} requests/s {share:.1%} of the arrivals were refused; {alive:.2%} of the "
+                f"answered meet the SLO, {joint:.2%} of all arrivals do"
             )
-            fix = "compare with admission off at the same seed; count what clients do after a refusal (retry-after)"
-            out.append(Reason("DIA-REJECTS", "info", text, fix, s.stage, share, joint))
-    return out[:3]
+            first = first or (s.stage, share, joint)
+    if first is None:
+        return []
+    fix = "compare with admission off at the same seed; count what clients do after a refusal (retry-after)"
+    return [Reason("DIA-REJECTS", "info", "rejections bought the latency: " + "; ".join(said), fix, *first)]
 
 
 def _client(stages: list[StageAnalysis], slo: Slo) -> list[Reason]:
-    """Our own client is the bottleneck."""
+    """Our own client was late: names the stages, and says whether it was the client's doing."""
     bad = [s for s in stages if any(r.reason_id in ("INV-LAG", "INV-CPU", "INV-LOOP", "INV-CAP") for r in s.reasons)]
     if not bad:
         return []
-    s = min(bad, key=lambda x: x.offered_qps)
-    cpu = s.stimulus.client_cpu_max_ratio
-    lag = s.stimulus.send_lag_p99_s
-    text = f"the client is the limit from {s.offered_qps:g} requests/s on: send lag p99 {1e3 * (lag or 0):.1f} ms"
-    text += f", worker CPU {cpu:.0%}" if cpu is not None else ""
-    fix = "double the workers at the same seed: if the latencies fall, it was the client"
-    return [Reason("DIA-CLIENT", "info", text, fix, s.stage, lag, None)]
+    cpus = [s.stimulus.client_cpu_max_ratio for s in bad if s.stimulus.client_cpu_max_ratio is not None]
+    cpu = max(cpus) if cpus else None
+    lag = max((s.stimulus.send_lag_p99_s or 0.0) for s in bad)
+    names = ", ".join(s.name for s in bad)
+    used = f", worker CPU {cpu:.0%}" if cpu is not None else ""
+    if cpu is not None and cpu < IDLE_CPU:
+        text = f"something else held the machine during {names}: send lag p99 up to {1e3 * lag:.1f} ms{used} of a core"
+        fix = QUIET_MACHINE
+    else:
+        text = f"the client limits these stages: {names}; send lag p99 up to {1e3 * lag:.1f} ms{used}"
+        fix = "double the workers at the same seed: if the latencies fall, it was the client"
+    return [Reason("DIA-CLIENT", "info", text, fix, bad[0].stage, lag, None)]
 
 
 def _contradiction(stages: list[StageAnalysis], slo: Slo) -> list[Reason]:

@@ -133,6 +133,27 @@ def inflation_floor(indicator: np.ndarray, batches: int = DEPENDENCE_BATCHES) ->
     return max(1.0, ratio * (batches - 1) / float(special.chdtri(batches - 1, 0.05)))
 
 
+def inflation_ceiling(indicator: np.ndarray, batches: int = DEPENDENCE_BATCHES) -> float:
+    """One-sided upper 95 % bound of the variance inflation, 1 to n: the most dependence the batches allow.
+
+    The chi-square bound on the variance of the batch means, times (1 + r)/(1 - r) as in `variance_inflation`.
+    Too few values for batches: n, that is, the whole sample counts as one observation.
+    """
+    n = len(indicator)
+    batches = min(batches, n // MIN_BATCH)
+    if batches < BATCHES:
+        return float(max(n, 1))
+    size = n // batches
+    x = np.asarray(indicator[: size * batches], dtype=np.float64)
+    variance = float(x.var())
+    if variance <= 0:
+        return 1.0  # all alike: nothing to share a state about
+    means = x.reshape(batches, size).mean(axis=1)
+    ratio = float(means.var(ddof=1)) * size / variance * (batches - 1) / float(special.chdtri(batches - 1, 0.95))
+    r = min(max(lag1_correlation(means), 0.0), 0.9)
+    return min(max(1.0, ratio * (1 + r) / (1 - r)), float(n))
+
+
 def independent_states(series: np.ndarray) -> float:
     """Independent values that an evenly sampled series is worth: n / integrated autocorrelation time.
 

@@ -15,9 +15,11 @@ the flattening point are four numbers with four names.
    the first crossing of each draw, and interpolates half of the draws along a line and
    half along a shape-preserving cubic, so that the error of interpolating shows as well.
    A draw that crosses outside the measured rates is continued with the slope there.
+   Whatever the draws say, the interval ends at the lowest rate that clearly misses (`ceiling_qps`).
 4. Never met: "below" the lowest rate. Always met: "at_least" the highest. No number
    is invented in between.
 5. Watermark = 70-80 % of the lower bound.
+6. Text rounds a capacity down and an upper bound up: no printed rate may claim more than was found.
 
 Source: docs/analysis.md "Knee".
 """
@@ -50,6 +52,7 @@ class Level:
     stable: bool
     completed_qps: float
     states: float = 1000.0  # independent states of the window, see intervals.independent_states
+    attainment_most: float = 1.0  # upper 97.5 % bound of attainment under the largest plausible dependence
     load_sd_ratio: float = 0.0  # sd of the work that happened to arrive, relative: sqrt((ca² + cs²)/n)
 
 
@@ -63,6 +66,8 @@ class Crossing:
     high: float | None
     method: str
     last_met: float | None
+    between: tuple[float, float] | None = None  # the measured rates on both sides of the crossing
+    open_above: bool = False  # `high` lies above every measured rate
 
 
 def score_quantile(scores: np.ndarray, target: float) -> float:
@@ -83,6 +88,7 @@ def crossing(levels: list[Level], target: float) -> Crossing:
     if first_bad == 0:
         low = levels[0].qps
         return Crossing("below", None, None, low, "the lowest measured rate missed the target", None)
+    top = ceiling_qps(levels, target)
     good, bad = levels[first_bad - 1], levels[first_bad]
     if not (math.isfinite(bad.score) and bad.score > 1 and 0 < good.score <= 1):
         return _share_crossing(good, bad, target)
@@ -91,9 +97,24 @@ def crossing(levels: list[Level], target: float) -> Crossing:
     y = np.array([math.log(x.score) for x in scored])
     # The curve bends up: a line between two rates crosses too early, the cubic a little late.
     value = (first_crossing(q, y, cubic=False) + first_crossing(q, y, cubic=True)) / 2
+    value = min(value, bad.qps * (1 - 1e-6))  # the rate that missed is not itself the crossing
     low, high = _interval(scored, q, y)
+    high = min(high, top)
     method = "log of the SLO score quantile, mean of linear and cubic interpolation; redrawn from its batches"
-    return Crossing("crossing", value, min(low, value), max(high, value), method, good.qps)
+    high = max(high, value)
+    return Crossing("crossing", value, min(low, value), high, method, good.qps, (good.qps, bad.qps),
+                    high > levels[-1].qps)  # fmt: skip
+
+
+def ceiling_qps(levels: list[Level], target: float) -> float:
+    """The lowest rate, 1/s, that clearly misses the SLO: the knee cannot lie above it; inf when none does.
+
+    Clear is an UNSTABLE rate, whose attainment only waits for a longer stage, and a rate whose attainment
+    stays below the target under the largest dependence that its own batches allow: n is divided by the upper
+    95 % bound of the variance inflation before the 97.5 % Wilson bound is taken. An overloaded stage is worth
+    one or two arrivals by that, and is clear all the same: one arrival bounds a share of .7 below .99.
+    """
+    return min((x.qps for x in levels if not x.stable or x.attainment_most < target), default=math.inf)
 
 
 def first_crossing(q: np.ndarray, y: np.ndarray, *, cubic: bool) -> float:
@@ -184,7 +205,7 @@ def _share_crossing(good: Level, bad: Level, target: float) -> Crossing:
     m0, m1 = 1 - good.attainment, 1 - bad.attainment
     if m1 <= allowed:  # unstable, though its attainment still held
         text = "the next rate is UNSTABLE although its attainment still held: the crossing lies between"
-        return Crossing("crossing", good.qps, good.qps, bad.qps, text, good.qps)
+        return Crossing("crossing", good.qps, good.qps, bad.qps, text, good.qps, (good.qps, bad.qps))
     linear = good.qps + (bad.qps - good.qps) * min(max((allowed - m0) / (m1 - m0), 0.0), 1.0)
     floor = max(m0, 0.5 / max(good.arrivals, 1))
     log = good.qps + (bad.qps - good.qps) * min(
@@ -192,7 +213,7 @@ def _share_crossing(good: Level, bad: Level, target: float) -> Crossing:
     )
     low, high = min(linear, log), max(linear, log)
     method = "share of misses between the rates around it: linear (low) to log-linear (high)"
-    return Crossing("crossing", (low + high) / 2, low, high, method, good.qps)
+    return Crossing("crossing", (low + high) / 2, low, high, method, good.qps, (good.qps, bad.qps))
 
 
 def flattening(levels: list[Level]) -> float | None:
@@ -235,14 +256,34 @@ def _sentence(found: Crossing, target: float) -> str:
     if found.kind == "below":
         return (
             f"Fewer than {target:.2%} of all arrivals met the SLO at every rate; the knee lies below "
-            f"{found.high:g} requests/s."
+            f"{_rate_up(found.high)} requests/s."
         )
+    safe = f"{rate_text(WATERMARK[0] * (found.low or 0))} to {rate_text(WATERMARK[1] * (found.low or 0))}"
     if found.kind == "at_least":
         return (
-            f"Every measured rate held the SLO; the knee lies above {found.low:g} requests/s. Keep production at "
-            f"{WATERMARK[0] * found.low:.1f} to {WATERMARK[1] * found.low:.1f} or measure higher rates."
+            f"Every measured rate held the SLO; the knee lies above {rate_text(found.low)} requests/s. Keep production "
+            f"at {safe} or measure higher rates."
         )
+    stages = f"crossing between the stages at {found.between[0]:g} and {found.between[1]:g}; " if found.between else ""
+    beyond = ", above every measured rate: measure higher ones" if found.open_above else ""
     return (
-        f"The SLO holds up to {found.value:.1f} requests/s (between {found.low:.1f} and {found.high:.1f}); keep "
-        f"production at {WATERMARK[0] * found.low:.1f} to {WATERMARK[1] * found.low:.1f}, 70-80 % of the lower bound."
+        f"The SLO holds up to about {rate_text(found.value)} requests/s ({stages}95 % interval {rate_text(found.low)} "
+        f"to {_rate_up(found.high)}{beyond}); keep production at {safe}, 70-80 % of the lower bound."
     )
+
+
+def _step(qps: float) -> int:
+    """Printed rates per unit: tenths from 1 requests/s on, finer below."""
+    return 10 if qps >= 1 else 100 if qps >= 0.1 else 1000
+
+
+def rate_text(qps: float) -> str:
+    """A capacity in requests/s, rounded down: 19.98 is 19.9. The 1e-9 keeps .7 * 20 at 14.0."""
+    step = _step(qps)
+    return f"{math.floor(qps * step + 1e-9) / step:.{len(str(step)) - 1}f}"
+
+
+def _rate_up(qps: float) -> str:
+    """An upper bound in requests/s, rounded up."""
+    step = _step(qps)
+    return f"{math.ceil(qps * step - 1e-9) / step:.{len(str(step)) - 1}f}"

@@ -158,7 +158,8 @@ class Predictor:
         load = qps / self.limit
         self.report["stage_models"].append({
             "stage": source.stage, "offered_qps": qps, "calibration": stage.calibration, "load_ratio": _number(load),
-            "mean_field_batch_size": _number(point.batch_size), "mean_field_exists": point.exists,
+            "mean_field_batch_size": _number(point.batch_size),
+            "mean_field_exists": point.exists and point.admissible and load < 1,  # a state the service can stay in
             "mean_field_admissible": point.admissible, "mean_field_reason": point.reason,
             "naive_pk_rho": _number(qps * service), "naive_mgk_rho": _number(qps * service / self.seqs),
             "failed_ratio": stage.failed_ratio, "arrivals": count,

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis import attainment as att
-from analysis.intervals import independent_states, mser5, quantile_interval, split
+from analysis.intervals import independent_states, inflation_ceiling, mser5, quantile_interval, split
 from analysis.knee import score_quantile
 from analysis.little import in_flight_at, little
 from analysis.load import OK, TIMEOUT, UNSENT
@@ -50,6 +50,7 @@ class Context:
     burstiness: float
     varying: bool  # the shape changes its rate within a stage
     loop: str
+    own_machine: bool = False  # the service is the embedded engine, on the client's machine
     ceiling_qps: float | None = None  # highest rate of the client against the null server, when it was calibrated
 
 
@@ -74,6 +75,8 @@ class StageResult:
     steady: Stationarity
     rows: np.ndarray  # indices of the window's rows in the ledger
     e2e_hits: int
+    joint_worth: float  # independent arrivals that the window is worth at least, for the joint SLO
+    e2e_worth: float  # the same for the whole answer
     window_scores: np.ndarray  # SLO score of each arrival of the window, in order; inf = failed
 
 
@@ -114,6 +117,8 @@ def analyse_stage(checked: Checked, row: StageRow, context: Context) -> StageRes
         steady=flow,
         rows=window,
         e2e_hits=int(np.count_nonzero(found.e2e)),
+        joint_worth=len(window) / inflation_ceiling(found.joint),
+        e2e_worth=len(window) / inflation_ceiling(found.e2e),
         window_scores=np.where(found.joint, np.minimum(score, 1.0), np.maximum(score, np.nextafter(1.0, 2.0))),
     )
 
@@ -221,6 +226,7 @@ def _public(
         intended_s=ledger["intended_s"][window], sent_s=ledger["sent_s"][window], t0=t0, t1=t1, process=row.process,
         offered_qps=row.offered_qps, burstiness=context.burstiness, varying_rate=varying, health=health,
         ttft_deadline_s=slo.ttft_deadline_s, stage=row.stage, sent_in_window=sent_in_window,
+        own_machine=context.own_machine,
     )  # fmt: skip
     public = StageAnalysis(
         stage=row.stage, repeat=row.repeat, name=row.name, offered_qps=row.offered_qps, process=row.process,
@@ -327,7 +333,8 @@ def _finish(
     _sample_reasons(s, context)
     invalid = any(r.severity == "invalid" for r in s.reasons)
     if s.planned == 0 or "not_run" in s.marks:
-        s.verdict = "EMPTY"
+        # Nothing was measured: nothing passed a check either, and nothing was steady.
+        s.verdict, s.stationarity, s.stimulus.ok, s.little.ok = "EMPTY", "TOO_SHORT", None, None
     elif invalid:
         s.verdict = "INVALID"
     elif flow.verdict == "UNSTABLE" and not varying:

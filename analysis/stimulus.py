@@ -34,7 +34,9 @@ LAG_SHARE = 0.05  # of the TTFT deadline
 LAG_FLOOR_S = 0.005
 LOOP_LAG_LIMIT_S = 0.020
 CPU_LIMIT = 0.85
+IDLE_CPU = 0.5  # of a core: below it a worker was not what kept itself from sending
 MIN_GAPS = 30
+QUIET_MACHINE = "close other programs, or run again on a quiet machine"
 
 
 @dataclass(frozen=True)
@@ -119,11 +121,13 @@ def stimulus(
     ttft_deadline_s: float,
     stage: int,
     sent_in_window: int,
+    own_machine: bool = False,
 ) -> tuple[Stimulus, list[Reason]]:
     """Planned against delivered over [t0, t1), and what is wrong with it.
 
     `intended_s`, `sent_s`: (n,) of the window's planned arrivals, NaN = never sent.
     `sent_in_window`: requests of this stage sent between t0 and t1, planned there or not.
+    `own_machine`: the service runs on the client's machine by our own choice, so it cannot be moved away.
     """  # fmt: skip
     window_s = t1 - t0
     planned = len(intended_s)
@@ -152,7 +156,7 @@ def stimulus(
     reasons = [
         *_rate_reasons(result, sent_in_window, stage),
         *_gap_reasons(result, rated, gaps, process, offered_qps, varying_rate, stage),
-        *_client_reasons(result, health, ttft_deadline_s, stage),
+        *_client_reasons(result, health, ttft_deadline_s, stage, own_machine),
         *_plan_reasons(planned, sent, process, offered_qps, varying_rate, t0, t1, stage),
     ]
     result.ok = not any(r.severity == "invalid" for r in reasons)
@@ -201,21 +205,34 @@ def _gap_reasons(
     return []
 
 
-def _client_reasons(s: Stimulus, health: ClientHealth, ttft_deadline_s: float, stage: int) -> list[Reason]:
+def late_sender(cpu_ratio: float | None, own_machine: bool) -> tuple[str, str]:
+    """Why a sender was late as far as its CPU tells, and what to do. A worker with CPU to spare did not cause it."""
+    if cpu_ratio is not None and cpu_ratio < IDLE_CPU:
+        cause = f"; its workers used at most {cpu_ratio:.0%} of a core, so something else used the machine, "
+        cause += "or it was paused"
+        return cause, QUIET_MACHINE
+    if own_machine:
+        return "", f"use more workers (--processes); {QUIET_MACHINE}"
+    return "", "use more workers, or move the client off the service's machine"
+
+
+def _client_reasons(
+    s: Stimulus, health: ClientHealth, ttft_deadline_s: float, stage: int, own_machine: bool
+) -> list[Reason]:
     reasons = []
+    cause, step = late_sender(s.client_cpu_max_ratio, own_machine)
     limit = lag_limit_s(ttft_deadline_s)
     if s.send_lag_p99_s is not None and s.send_lag_p99_s > limit:
         text = f"send lag p99 is {s.send_lag_p99_s * 1e3:.1f} ms (limit {limit * 1e3:.1f} ms): our own sender was late"
-        reasons.append(Reason("INV-LAG", "invalid", text, "use more workers, or move the client off the "
-                                                          "service's machine",
-                              stage, s.send_lag_p99_s, limit))  # fmt: skip
+        reasons.append(Reason("INV-LAG", "invalid", text + cause, step, stage, s.send_lag_p99_s, limit))
     kernel = (health.kernel_share or 0.0) >= 0.99
     # With kernel stamps a late reader does not move a time stamp; without, it does.
     severity = "warn" if kernel else "invalid"
     if s.loop_lag_p99_s is not None and s.loop_lag_p99_s > LOOP_LAG_LIMIT_S:
         text = f"loop lag p99 is {s.loop_lag_p99_s * 1e3:.1f} ms (limit {LOOP_LAG_LIMIT_S * 1e3:.0f} ms)"
         text += "; times were stamped by the kernel" if kernel else " and times were stamped by the late reader"
-        reasons.append(Reason("INV-LOOP", severity, text, "use more workers or `client.read: lazy`",
+        step = QUIET_MACHINE if cause else "use more workers or `client.read: lazy`"
+        reasons.append(Reason("INV-LOOP", severity, text + cause, step,
                               stage, s.loop_lag_p99_s, LOOP_LAG_LIMIT_S))  # fmt: skip
     if s.client_cpu_max_ratio is not None and s.client_cpu_max_ratio > CPU_LIMIT:
         text = f"a client worker used {s.client_cpu_max_ratio:.0%} of a core (limit {CPU_LIMIT:.0%})"
@@ -230,7 +247,7 @@ def _plan_reasons(
     """The plan itself against the asked rate: chance, but worth a line."""
     reasons: list[Reason] = []
     expected = offered_qps * (t1 - t0)
-    if varying_rate or expected <= 0 or process == "trace":
+    if varying_rate or expected <= 0 or process in ("trace", "closed"):
         return reasons
     off = (planned - expected) / expected
     bound = 3 / math.sqrt(expected)

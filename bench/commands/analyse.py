@@ -86,26 +86,43 @@ def _analyse(run: Path, as_json: bool, **overrides: Any) -> int:
 
 def summary_lines(found: Any, run: Path) -> list[str]:
     """The verdict, its reasons, the capacity and one line per stage, as text."""
-    v = found.verdict
-    lines = [f"{v.status}{' (INTERRUPTED)' if v.interrupted else ''}: {v.sentence}"]
-    for reason in v.reasons:
-        if reason.severity in ("invalid", "fail", "warn"):
-            step = f" -> {reason.next_step}" if reason.next_step else ""
-            lines.append(f"  {reason.reason_id}: {reason.text}{step}")
-    lines += [found.capacity.sentence, ""]
-    lines.append(
-        f"{'stage':<16}{'planned':>8}{'done/s':>9}{'attain':>9}{'TTFT p95':>11}{'TPOT p95':>11}{'E2E p95':>10}  verdict"
-    )
-    for s in found.stages:
+    lines = verdict_lines(found)
+    lines.append("")
+    head = f"{'stage':<16}{'planned':>8}{'done/s':>9}{'good/s':>9}{'attain':>9}"
+    lines.append(f"{head}{'TTFT p95':>11}{'TPOT p95':>11}{'E2E p95':>10}  verdict")
+    measured = [s for s in found.stages if s.verdict != "EMPTY"]
+    for s in measured:
         share = s.attainment_joint.value
         cells = [_ms(s.latency["ttft_s"].p95), _ms(s.latency["tpot_s"].p95), _ms(s.latency["e2e_s"].p95)]
         attained = "-" if share is None else f"{share:.4f}"
         lines.append(
-            f"{s.name:<16}{s.planned:>8}{s.completed_qps:>9.2f}{attained:>9}"
+            f"{s.name:<16}{s.planned:>8}{s.completed_qps:>9.2f}{s.goodput_qps:>9.2f}{attained:>9}"
             f"{cells[0]:>11}{cells[1]:>11}{cells[2]:>10}  {s.verdict}, {s.stationarity}"
         )
+    if measured:
+        lines.append("done/s: answers that ended in the window; good/s: arrivals planned in it that met the SLO, "
+                     "whenever they ended")  # fmt: skip
+    missing = [s.name for s in found.stages if s.verdict == "EMPTY"]
+    if missing:
+        lines.append(f"not measured: {', '.join(missing)}")
     lines += [f"{r.reason_id}: {r.text} -> {r.next_step}" for r in found.diagnosis]
     lines.append(f"written: {run / 'analysis.json'}")
+    return lines
+
+
+def verdict_lines(found: Any) -> list[str]:
+    """The verdict, its reasons with their next steps, and the capacity; none of it under INVALID. Nothing twice."""
+    v = found.verdict
+    marks = ["INTERRUPTED"] * v.interrupted + ["SIMULATED"] * bool(found.run.get("simulated"))
+    marked = f" ({', '.join(marks)})" if marks else ""
+    lines = [f"{v.status}{marked}: {v.sentence.removeprefix('INTERRUPTED. ')}"]
+    for reason in v.reasons:
+        if reason.severity in ("invalid", "fail", "warn"):
+            said = "" if reason.text in v.sentence else f" {reason.text}"
+            step = f" -> {reason.next_step}" if reason.next_step else ""
+            lines.append(f"  {reason.reason_id}:{said}{step}")
+    if v.status != "INVALID" and found.capacity.sentence:
+        lines.append(found.capacity.sentence)
     return lines
 
 

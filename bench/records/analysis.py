@@ -190,6 +190,7 @@ class Gate:
     status: str  # "pass" | "fail" | "invalid" | "not_measured"
     severity: str  # "fail" | "warn"
     text: str = ""
+    measured_qps: float | None = None  # the rate that `measured` belongs to; None: no single rate
 
 
 @dataclass

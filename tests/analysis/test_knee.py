@@ -1,16 +1,21 @@
 """The knee on curves with a known crossing; the CSV path; gaps and rates of the stimulus."""
 from __future__ import annotations
 
+import contextlib
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from analysis.knee import Level, capacity, crossing, first_crossing, flattening, score_quantile
+from analysis.analyse import analyse_run
+from analysis.intervals import inflation_ceiling, wilson
+from analysis.knee import Level, capacity, crossing, first_crossing, flattening, rate_text, score_quantile
 from analysis.run_files import Gauge
 from analysis.stimulus import ClientHealth, client_health, dispersion, drift_z, gap_test, lag_limit_s, stimulus
 
 INF = math.inf
+ROOT = Path(__file__).parents[2]
 
 
 def curve(qps: float) -> float:
@@ -76,6 +81,80 @@ def test_rejections_are_interpolated_on_the_share() -> None:
     assert found.low == pytest.approx(21.0) and found.high == pytest.approx(23.48, abs=0.01)
 
 
+def overloaded(qps: float, score: float, share: float, *, stable: bool, most: float) -> Level:
+    """A stage whose batches have nothing in common: its redrawn score may be anything."""
+    batches = tuple(score * f for f in (0.1, 0.4, 1.0, 2.5, 10.0))
+    return Level(qps, share, 230, score, batches, stable, 20.0, states=2.0, attainment_most=most)
+
+
+@pytest.mark.parametrize(
+    ("at_22", "at_25", "top"),
+    [
+        # UNSTABLE at 22
+        ({"stable": False, "most": 1.0}, {"stable": False, "most": 1.0}, 22),
+        # stable, but below the target under any dependence that its batches allow
+        ({"stable": True, "most": 0.95}, {"stable": False, "most": 0.9}, 22),
+        # 22 is not decided: the highest measured rate ends the interval
+        ({"stable": True, "most": 0.995}, {"stable": True, "most": 0.9}, 25),
+        ({"stable": True, "most": 0.995}, {"stable": False, "most": 1.0}, 25),
+        # nothing is decided: the interval may end above every rate, and the sentence says so
+        ({"stable": True, "most": 0.995}, {"stable": True, "most": 0.995}, None),
+    ],
+)
+def test_the_interval_ends_at_the_lowest_rate_that_clearly_misses(at_22: dict, at_25: dict, top: float | None) -> None:
+    levels = [level(q, noise=0.2) for q in (10, 15, 20)]
+    levels += [overloaded(22, 1.5, 0.75, **at_22), overloaded(25, 2.2, 0.33, **at_25)]
+    found = crossing(levels, 0.99)
+    said = capacity(levels, 0.99).sentence
+    if top is None:
+        assert found.high > 25 and found.open_above and "above every measured rate" in said
+        return
+    assert found.low < found.value < 22 and found.high == top and not found.open_above
+    assert f"between the stages at 20 and 22; 95 % interval {rate_text(found.low)} to {top:.1f})" in said
+
+
+def test_a_clear_miss_below_the_knee_is_rare() -> None:
+    """M/M/1 at its knee, windows of 60 s: nominal 2.5 %; the interval for independent arrivals errs in 21 %.
+
+    200 windows: more than 12 of 2.5 % has probability .002, fewer than 25 of 21 % has .003.
+    """
+    from benchmarks.evidence_knee import mm1, mm1_knee
+
+    knee, clear, independent = mm1_knee(25, 0.8, 0.99), 0, 0
+    for seed in range(200):
+        served = mm1(25, 0.8)(knee, 70, seed)
+        hit = served.score[served.arrival_s >= 10] <= 1
+        worth = len(hit) / inflation_ceiling(hit)
+        clear += wilson(float(hit.mean()) * worth, worth)[1] < 0.99
+        independent += wilson(int(hit.sum()), len(hit))[1] < 0.99
+    assert clear <= 12 and independent >= 25
+
+
+def test_inflation_ceiling_by_hand() -> None:
+    halves = np.repeat([0.0, 1.0], 150)
+    # 20 batches of 15, ten means 0 and ten 1: var = 20/4/19, times 15 over .25 = 15.79; chi-square(19) at 5 % is
+    # 10.117: 29.65; lag-1 correlation (18 - 1)/4/5 = .85: times 1.85/.15 = 365.7, above n
+    assert inflation_ceiling(halves) == 300
+    # runs of 5: every batch of 15 has 5 or 10 ones, in turns: no positive correlation.
+    # var = 20 (1/6)²/19, times 15 over .25 = 1.754, times 19/10.117 = 3.295
+    assert inflation_ceiling(np.tile(np.repeat([0.0, 1.0], 5), 30)) == pytest.approx(3.295, abs=0.001)
+    assert inflation_ceiling(np.ones(300)) == 1.0 and inflation_ceiling(np.ones(40)) == 40
+
+
+@pytest.mark.parametrize(
+    ("qps", "down"), [(19.98, "19.9"), (20.0, "20.0"), (0.7 * 20, "14.0"), (0.7 * 17, "11.9"), (0.58, "0.58"), (0.0999, "0.099")]
+)
+def test_a_capacity_is_rounded_down(qps: float, down: str) -> None:
+    assert rate_text(qps) == down
+
+
+def test_the_rate_that_missed_is_not_the_knee() -> None:
+    """The score at 20 is 1.0000001: the crossing lies a hair below 20 and prints as 19.9."""
+    levels = [level(10, noise=0.001), level(20, score=1.0000001, attainment=0.9899), level(30, noise=0.001)]
+    found = capacity(levels, 0.99)
+    assert found.knee_qps < 20 and "holds up to about 19.9 requests/s (crossing between the stages at 10 and 20;" in found.sentence
+
+
 def test_first_crossing_by_hand() -> None:
     q, y = np.array([10.0, 20, 30]), np.array([-1.0, -0.5, 0.5])
     assert first_crossing(q, y, cubic=False) == 25
@@ -93,6 +172,23 @@ def test_capacity_sentence_watermark_and_flattening() -> None:
     assert flattening([level(10)]) is None
     assert capacity([], 0.99).watermark_low_qps is None
     assert "below" in capacity([level(30)], 0.99).sentence
+
+
+def test_the_demo_in_virtual_time(tmp_path: Path) -> None:
+    """The sweep of the demo goes to 25 requests/s and overloads at 22: the interval must not end at twice 25."""
+    from bench.__main__ import main
+
+    with contextlib.suppress(SystemExit):
+        main(["simulate", "--config", str(ROOT / "configs/demo.json"), "--run-dir", str(tmp_path / "r"), "--no-report"])
+    found = analyse_run(tmp_path / "r", models=False)
+    rates = {s.offered_qps: s for s in found.stages}
+    over = [q for q, s in rates.items() if s.stationarity == "UNSTABLE"]
+    c = found.capacity
+    assert over and c.knee_kind == "crossing" and c.last_met_qps < c.knee_qps < min(over)
+    missed = min(q for q, s in rates.items() if s.verdict == "NOT_MET")
+    assert c.knee_low_qps < c.knee_qps < missed and c.knee_high_qps <= min(over) < max(rates)
+    printed = float(c.sentence.split("about ")[1].split(" ")[0])
+    assert printed <= c.knee_qps < missed
 
 
 # ---------------------------------------------------------------- the stimulus

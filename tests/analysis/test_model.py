@@ -88,6 +88,13 @@ def test_result_is_plain_json_and_complete(demo):
     assert [s["load_ratio"] for s in result["stage_models"]] == sorted(s["load_ratio"] for s in result["stage_models"])
 
 
+def test_a_load_above_the_limit_has_no_steady_state(demo):
+    result, _, _ = demo
+    loads = {s["load_ratio"]: s["mean_field_exists"] for s in result["stage_models"]}
+    assert max(loads) > 1 and min(loads) < 0.5
+    assert all(exists == (load < 1) for load, exists in loads.items() if not 0.95 < load < 1)
+
+
 def test_naive_models_miss_what_the_replay_hits(demo):
     result, _, _ = demo
     top = only(result, "e2e_mean_s", offered_qps=20)[0]
