@@ -40,6 +40,12 @@ CATEGORY_COLUMNS = ("phase", "request_class", "status", "code", "connection", "c
 # Kept as float32: counts and diagnostics that need no nanoseconds.
 SMALL_FLOATS = ("offered_qps", "input_tokens", "prompt_tokens", "output_tokens", "connect_s", "itl_p99_s")
 
+# Beyond these a cell is damage, not a measurement: it counts as absent (LED-021). Times: ten years. Whole numbers: what
+# the key of an arrival has room for (`row_checks`). Counts and rates: what a float32 holds exactly enough.
+MAX_TIME_S = 10 * 366 * 86_400.0
+MAX_WHOLE = {"stage": 2.0**15 - 1, "repeat": 2.0**12 - 1, "arrival": 2.0**36 - 1, "worker": 2.0**31 - 1}
+MAX_OTHER = 1e12
+
 OK, REJECTED, ERROR, TIMEOUT, TRUNCATED, UNSENT = range(len(STATUSES))
 
 
@@ -226,6 +232,7 @@ class _Part:
     place: _Block
     malformed: int
     unreadable: dict[str, int]
+    absurd: dict[str, tuple[int, int]]  # column -> cells that no run can hold, line of the first in the block
 
 
 def _parse(place: _Block, path: Path, header: list[str]) -> _Part:
@@ -249,14 +256,22 @@ def _parse(place: _Block, path: Path, header: list[str]) -> _Part:
             raise ValueError("a quoted cell holds a line break")
     except (ValueError, UnicodeDecodeError):  # includes pandas' ParserError
         frame, line, malformed, unreadable = _parse_slowly(block, header, numeric, text)
-    columns = {c: frame[c].to_numpy(dtype=np.float32 if c in SMALL_FLOATS else np.float64) for c in numeric}
+    columns, absurd = {}, {}
+    for column in numeric:
+        values = frame[column].to_numpy(dtype=np.float64, copy=True)
+        limit = MAX_WHOLE.get(column, MAX_TIME_S if column.endswith("_s") else MAX_OTHER)
+        beyond = np.abs(values) > limit  # NaN is not
+        if beyond.any():
+            absurd[column] = (int(beyond.sum()), int(line[np.argmax(beyond)]))
+            values[beyond] = np.nan
+        columns[column] = values.astype(np.float32) if column in SMALL_FLOATS else values
     codes, names = {}, {}
     for column in text:
         cat = frame[column].cat
         codes[column] = cat.codes.to_numpy().astype(np.int32)
         names[column] = [str(v) for v in cat.categories]
     kept = _Block(place.start, place.end)  # its bytes are not needed any more
-    return _Part(len(frame), columns, codes, names, line, ends, kept, malformed, unreadable)
+    return _Part(len(frame), columns, codes, names, line, ends, kept, malformed, unreadable, absurd)
 
 
 def _parse_slowly(
@@ -302,6 +317,8 @@ def _join(parts: list[_Part], path: Path, problems: list[LedgerProblem]) -> Ledg
     for column, count in unreadable.items():
         text = f"{count} cells of column {column} are not numbers; they count as absent"
         problems.append(LedgerProblem("LED-005", text, count))
+    first = np.cumsum([1] + [len(p.ends) for p in parts])
+    problems.extend(_absurd(parts, first))
     columns: dict[str, np.ndarray] = {}
     for column in (*INT_COLUMNS, *FLOAT_COLUMNS):
         kind = np.float32 if column in SMALL_FLOATS else np.float64
@@ -310,8 +327,6 @@ def _join(parts: list[_Part], path: Path, problems: list[LedgerProblem]) -> Ledg
         else:
             columns[column] = np.full(rows, 0.0 if column in ("worker", "repeat") else np.nan, dtype=kind)
         values = columns[column]
-        with np.errstate(invalid="ignore"):
-            values[np.isinf(values)] = np.nan
         if column in INT_COLUMNS:
             columns[column] = np.where(np.isnan(values), -1, values).astype(
                 np.int64 if column == "arrival" else np.int32
@@ -319,10 +334,23 @@ def _join(parts: list[_Part], path: Path, problems: list[LedgerProblem]) -> Ledg
     codes, names = {}, {}
     for column in CATEGORY_COLUMNS:
         codes[column], names[column] = _merge_categories(parts, column, rows)
-    first = np.cumsum([1] + [len(p.ends) for p in parts])
     line = np.concatenate([p.line + start for p, start in zip(parts, first[:-1], strict=True)])
     places = [(int(start), p.ends, p.place) for p, start in zip(parts, first[:-1], strict=True)]
     return Ledger(rows, columns, codes, names, line, path, problems, places)
+
+
+def _absurd(parts: list[_Part], first: np.ndarray) -> Iterator[LedgerProblem]:
+    """LED-021 for each column with cells that no run can hold."""
+    counts: dict[str, int] = {}
+    spots: dict[str, int] = {}
+    for part, start in zip(parts, first[:-1], strict=True):
+        for column, (count, line) in part.absurd.items():
+            counts[column] = counts.get(column, 0) + count
+            spots.setdefault(column, int(start) + line)
+    for column, count in counts.items():
+        beyond = "beyond ten years" if column.endswith("_s") else f"beyond {MAX_WHOLE.get(column, MAX_OTHER):.0f}"
+        text = f"{count} cells of column {column} are {beyond}; they count as absent"
+        yield LedgerProblem("LED-021", text, count, [f"line {spots[column] + 1}"])
 
 
 def _merge_categories(parts: list[_Part], column: str, rows: int) -> tuple[np.ndarray, list[str]]:

@@ -77,7 +77,7 @@ def read_stats(path: Path) -> CsvTable:
             for cells in reader:
                 try:
                     table.rows.append(_row(cells))
-                except (TypeError, ValueError):
+                except (TypeError, ValueError, OverflowError):
                     table.problems.append(f"{path.name}: unreadable row {cells.get('Name')!r}")
     except (OSError, UnicodeDecodeError, csv.Error) as exc:
         table.problems.append(f"{path.name} cannot be read ({type(exc).__name__})")
@@ -87,7 +87,10 @@ def read_stats(path: Path) -> CsvTable:
 def _row(cells: dict[str, str]) -> CsvRow:
     def number(name: str) -> float | None:
         text = (cells.get(name) or "").strip()
-        return None if text in ("", "N/A") else float(text)
+        value = None if text in ("", "N/A") else float(text)
+        if value is not None and not math.isfinite(value):
+            raise ValueError(text)
+        return value
 
     found = {}
     for column in PERCENTILE_COLUMNS:
@@ -111,7 +114,7 @@ def bucket_half_ms(value_ms: float, fine: bool = False) -> float:
     Locust's own: steps of 1, 10, 100, 1000 ms by magnitude, and cut to whole milliseconds.
     `fine`: the three significant digits that our locustfiles install.
     """
-    if value_ms <= 0:
+    if value_ms <= 0 or not math.isfinite(value_ms):
         return 0.5
     magnitude = math.floor(math.log10(value_ms))
     if fine:

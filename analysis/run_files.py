@@ -19,6 +19,8 @@ from analysis.load import LedgerError
 from bench.records.request import LedgerProblem
 from bench.records.stage import RunInfo, StageRow
 
+MAX_STAGE_VALUE = 366 * 86_400.0  # no time, rate or count of a stage is above; a window is looked at second by second
+
 
 def read_run_info(run_dir: Path) -> tuple[RunInfo | None, dict[str, Any], list[LedgerProblem]]:
     """`run.json` as a record and as it is. A missing or damaged file is LED-019, not an exception."""
@@ -75,6 +77,8 @@ def _stage_row(cells: dict[str, str]) -> StageRow:
                     raise ValueError(f"column {f.name} is missing or empty")
                 values[f.name] = None
             else:
+                if not abs(float(text)) <= MAX_STAGE_VALUE and f.name != "seed":
+                    raise ValueError(f"{f.name} is {text[:30]}")
                 values[f.name] = (
                     int(float(text)) if _STAGE_TYPES[f.name] is int and f.name != "seed" else _STAGE_TYPES[f.name](text)
                 )
@@ -107,7 +111,8 @@ def read_gauge(run_dir: Path) -> tuple[Gauge | None, list[LedgerProblem]]:
     for name, default in (("worker", 0.0), ("loop_lag_s", np.nan), ("cpu_ratio", np.nan), ("rss_bytes", np.nan)):
         if name not in frame:
             frame[name] = default
-    frame = frame[np.isfinite(frame["t_s"]) & np.isfinite(frame["in_flight"])].sort_values(["worker", "t_s"])
+    whole = np.isfinite(frame[["t_s", "in_flight", "worker"]].to_numpy(dtype=np.float64)).all(axis=1)
+    frame = frame[whole].sort_values(["worker", "t_s"])
     arrays = {f.name: frame[f.name].to_numpy(dtype=np.float64) for f in fields(Gauge)}
     return Gauge(**arrays), []
 

@@ -299,3 +299,47 @@ def test_injected_rejections_never_raise_attainment(tmp_path: Path) -> None:
         assert after <= before and after == pytest.approx(before - share, abs=0.01)
     assert refused.attainment_survivors >= 0.99 > refused.attainment_joint.value
     assert any(r.reason_id == "WARN-SURVIVORS" for r in refused.reasons)
+
+
+@pytest.mark.parametrize(
+    ("file", "column", "value", "problem"),
+    [
+        ("requests.csv", "ttft_s", "1e308", "LED-021"),  # x 1000 ms is beyond a float
+        ("requests.csv", "intended_s", "1e17", "LED-021"),
+        ("requests.csv", "done_s", "-1e308", "LED-021"),
+        ("requests.csv", "done_s", "inf", "LED-021"),
+        ("requests.csv", "stage", "99999999999999999999", "LED-021"),
+        ("requests.csv", "worker", "1e300", "LED-021"),
+        ("requests.csv", "output_tokens", "1e300", "LED-021"),
+        ("stages.csv", "window_end_s", "1e17", "LED-014"),
+        ("stages.csv", "stage", "inf", "LED-014"),
+        ("stages.csv", "offered_qps", "nan", "LED-014"),
+        ("inflight.csv", "worker", "nan", None),  # the sample is left out
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_numbers_that_no_run_can_hold(copy: Path, file: str, column: str, value: str, problem: str | None) -> None:
+    content = (copy / file).read_text().splitlines(keepends=True)
+    cells = content[30 if file != "stages.csv" else 2].rstrip("\n").split(",")
+    cells[content[0].rstrip("\n").split(",").index(column)] = value
+    content[30 if file != "stages.csv" else 2] = ",".join(cells) + "\n"
+    (copy / file).write_text("".join(content))
+    found = analyse(copy)
+    if problem is None:
+        assert found.ledger["problems"] == []
+        return
+    assert problem in ids(found)
+    if problem == "LED-021":
+        (named,) = (p for p in found.ledger["problems"] if p["problem_id"] == "LED-021")
+        assert named["rows"] == 1 and named["examples"] == ["line 31"] and column in named["message"]
+        assert "INV-LEDGER" in invalid(found) and found.verdict.exit_code == 4
+
+
+def test_ten_years_are_no_damage(copy: Path) -> None:
+    content = lines(copy)
+    ten_years = 10 * 366 * 86_400
+    content[30], content[31] = change(content[30], residence_s=str(ten_years)), change(content[31], residence_s=str(ten_years + 1))
+    put(copy, content)
+    ledger = load.read_ledger(copy / "requests.csv")
+    assert ledger["residence_s"][29] == ten_years and np.isnan(ledger["residence_s"][30])
+    assert [p.problem_id for p in ledger.problems] == ["LED-021"] and ledger.problems[0].examples == ["line 32"]
