@@ -173,7 +173,7 @@ def _deciding_reasons(facts: Facts) -> list[Reason]:
 
 
 def _silence(stage: StageAnalysis) -> Reason | None:
-    """A stage of which not one arrival was answered, and nine in ten waited in vain: a frozen service, not a slow one."""
+    """The reason of a stage without one answer, nine in ten of which waited in vain: a frozen service."""
     reached = stage.planned - stage.counts.get("unsent", 0)
     waited = stage.counts.get("timeout", 0)
     if stage.counts.get("ok", 0) or reached < 1 or waited < 0.9 * reached:

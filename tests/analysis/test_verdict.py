@@ -17,7 +17,7 @@ from analysis.knee import capacity
 from analysis.verdict import Facts, exit_code, verdict
 from bench.commands.analyse import summary_lines, verdict_lines
 from bench.commands.job import meaning, plan_text
-from bench.records.analysis import Interval, Little, Percentiles, Reason, StageAnalysis, Stimulus
+from bench.records.analysis import ErrorGroup, Interval, Little, Percentiles, Reason, StageAnalysis, Stimulus
 from bench.records.request import LedgerProblem
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -546,3 +546,36 @@ def test_json_of_every_run_is_finite_text(tmp_path: Path) -> None:
     text = to_json(found)
     json.loads(text, parse_constant=lambda c: pytest.fail(f"{c} in the document"))
     assert from_json(text).stages == found.stages
+
+
+@pytest.mark.parametrize(
+    ("counts", "status"),
+    [
+        ({"timeout": 1000}, "INVALID"),  # frozen: not one answer
+        ({"timeout": 900, "rejected": 100}, "INVALID"),  # nine in ten
+        ({"timeout": 899, "rejected": 101}, "FAIL"),  # it refuses: it is alive
+        ({"timeout": 999, "ok": 1}, "FAIL"),  # slow, and measured to be
+        ({"timeout": 90, "unsent": 910}, "INVALID"),  # of what was sent
+        ({"unsent": 1000}, "FAIL"),
+    ],
+)
+def test_a_stage_in_which_everyone_waited_in_vain_is_no_measurement(counts: dict[str, int], status: str) -> None:
+    frozen = stage(1, 20, 0.0, verdict="NOT_MET")
+    frozen.counts = counts
+    found = judge([stage(0, 10, 1.0), frozen])
+    assert (found.status, found.exit_code) == (status, {"INVALID": 4, "FAIL": 1}[status])
+    if status == "INVALID":
+        (reason,) = (r for r in found.reasons if r.reason_id == "INV-CHANNEL")
+        assert "not one of 1000 arrivals of 01 chat @20" in reason.text and reason.stage == 1
+    # The same stage past the target does not decide.
+    frozen.offered_qps = 40
+    assert judge([stage(0, 20, 0.995), frozen]).status == "PASS"
+
+
+@pytest.mark.parametrize(("code", "layer"), [("CL-DRAIN", "client"), ("CH-TO-FIRST", "channel")])
+def test_a_run_without_an_answer_is_the_channels(code: str, layer: str) -> None:
+    frozen = stage(0, 20, 0.0, verdict="NOT_MET")
+    frozen.counts = {"timeout": 1000}
+    group = ErrorGroup(layer, code, "timeout", 0, 1000, 0.0, 60.0, "")
+    found = judge([frozen], errors=[group])
+    assert (found.status, found.exit_code) == ("INVALID", 3) and code in found.reasons[0].text
