@@ -6,6 +6,8 @@ Does not: render (see `svg.py`) or place (see `html.py`) them.
 1. Every chart has a table with the values that it draws, in the printed rounding.
 2. A spec has no width of its own: `static_spec` and `live_spec` set one.
 3. An infinite value is never drawn as a number: it is a mark on the upper edge.
+4. Nothing leaves its axes: a mark beyond the domain would squeeze the plot (`autosize: fit`), so
+   bands are cut to the domain, lines beyond it are left out, and the scales clamp the rest.
 """
 
 from __future__ import annotations
@@ -32,6 +34,11 @@ disable_debug_mode()
 WIDTH = 760  # px of the static drawing; it is scaled to its column
 HEIGHT = 300
 HALF = 500  # px of a drawing that shares its row with another
+PHONE = 340  # px of the drawing for phones
+PHONE_HEIGHT = 270
+
+
+NOT_RUN = "not_run"  # mark of a stage that was planned and never started
 
 
 @dataclass(frozen=True)
@@ -44,6 +51,7 @@ class Key:
     shape: str = ""  # a Vega symbol, "" = no symbol
     line: bool = True
     area: bool = False
+    opacity: float = 1.0
 
 
 @dataclass
@@ -59,6 +67,7 @@ class Chart:
     label: str = ""  # short name when the chart is one tab of several
     width: int = WIDTH
     keys: list[Key] = field(default_factory=list)  # the legend, set as text by the page
+    phone: bool = False  # whether it is drawn a second time for narrow windows
 
 
 @dataclass
@@ -71,8 +80,18 @@ class Context:
 
     @property
     def stages(self) -> list[StageAnalysis]:
-        """Stages in order of rate, then repeat."""
+        """The stages that ran, in order of rate, then repeat."""
+        return [s for s in self.planned_stages if NOT_RUN not in s.marks]
+
+    @property
+    def planned_stages(self) -> list[StageAnalysis]:
+        """All stages, also those that an interrupted run never reached, in order of rate, then repeat."""
         return sorted(self.analysis.stages, key=lambda s: (s.offered_qps, s.repeat, s.stage))
+
+    @property
+    def top_qps(self) -> float:
+        """The right end of the rate axis."""
+        return (max((s.offered_qps for s in self.stages), default=0.0) or 1.0) * 1.04
 
     @property
     def shows_capacity(self) -> bool:
@@ -139,13 +158,40 @@ def data(rows: list[dict[str, Any]]) -> alt.Data:
     return alt.Data(values=tuple({k: cut(v) for k, v in row.items()} for row in rows))
 
 
-def rate_axis(ctx: Context, top: float | None = None) -> alt.X:
+def cut_span(low: Any, high: Any, top: float) -> tuple[float, float] | None:
+    """The part of [low, high] on an axis from 0 to `top`, None where there is none. An end may be infinite."""
+    ends = number(low), number(high)
+    if ends[0] is None or ends[1] is None:
+        return None
+    left, right = max(0.0, min(ends)), min(top, max(ends))
+    return (left, right) if right > left else None
+
+
+def cut_band(band: Sequence[dict[str, float]], low: float, high: float) -> list[dict[str, float]]:
+    """The band {x, low, high} cut to a log axis from `low` to `high`; edges end where they cross it, not at a stage."""
+
+    def at(a: dict[str, float], b: dict[str, float], part: float) -> dict[str, float]:
+        out = {"x": a["x"] + part * (b["x"] - a["x"])}
+        return out | {k: math.exp(math.log(a[k]) + part * (math.log(b[k]) - math.log(a[k]))) for k in ("low", "high")}
+
+    far = [{**p, "low": max(p["low"], 1e-12), "high": min(p["high"], 1e12)} for p in band]
+    out: list[dict[str, float]] = far[:1]
+    for a, b in zip(far, far[1:], strict=False):
+        parts = set()
+        for key in ("low", "high"):
+            for edge in (low, high):
+                if (a[key] - edge) * (b[key] - edge) < 0:
+                    parts.add(math.log(edge / a[key]) / math.log(b[key] / a[key]))
+        out += [at(a, b, part) for part in sorted(parts)] + [b]
+    return [{"x": p["x"], **{k: min(high, max(low, p[k])) for k in ("low", "high")}} for p in out]
+
+
+def rate_axis(ctx: Context) -> alt.X:
     """The shared x axis: offered rate from 0."""
-    rates = [s.offered_qps for s in ctx.analysis.stages] or [1.0]
     return alt.X(
         "x:Q",
         title=ctx.words("axis_offered"),
-        scale=alt.Scale(domain=[0, (top or max(rates)) * 1.04], nice=False, zero=True),
+        scale=alt.Scale(domain=[0, ctx.top_qps], nice=False, zero=True, clamp=True),
         axis=alt.Axis(tickCount=10, format=",~f"),
     )
 
@@ -186,9 +232,8 @@ def log_scale(values: Iterable[float | None], room: float = 1.25, head: float = 
         if len(ticks) >= 4:
             break
     high *= (high / low) ** (head / (1 - head))
-    return alt.Scale(type="log", domain=[float(f"{low:.4g}"), float(f"{high:.4g}")], nice=False), [
-        float(f"{v:.6g}") for v in ticks
-    ]
+    domain = [float(f"{low:.4g}"), float(f"{high:.4g}")]
+    return alt.Scale(type="log", domain=domain, nice=False, clamp=True), [float(f"{v:.6g}") for v in ticks]
 
 
 def rule_y(
@@ -201,7 +246,7 @@ def rule_y(
         base.mark_text(
             align=align,
             baseline="top" if below else "bottom",
-            dy=5 if below else -4,
+            dy=6 if below else -6,
             dx=-4 if align == "right" else 4,
             color=text_ink(colour),
             fontWeight=600,
@@ -216,9 +261,10 @@ def capacity_marks(ctx: Context) -> tuple[list[alt.Chart], list[alt.Chart]]:
     capacity = ctx.analysis.capacity
     if not ctx.shows_capacity:
         return behind, front
-    low, high = finite(capacity.watermark_low_qps), finite(capacity.watermark_high_qps)
-    if low is not None and high is not None:
-        band = alt.Chart(data([{"x": low, "x2": high, "mid": (low + high) / 2, "text": ctx.words("label_watermark")}]))
+    safe = cut_span(capacity.watermark_low_qps, capacity.watermark_high_qps, ctx.top_qps)
+    if safe is not None:
+        text = ctx.words("label_watermark")
+        band = alt.Chart(data([{"x": safe[0], "x2": safe[1], "mid": sum(safe) / 2, "text": text}]))
         behind.append(band.mark_rect(color=ink("watermark")).encode(x=alt.X("x:Q"), x2=alt.X2("x2:Q")))
         front.append(
             band.mark_text(color=ink("tpot"), baseline="bottom", fontSize=11, fontWeight=600).encode(
@@ -227,22 +273,38 @@ def capacity_marks(ctx: Context) -> tuple[list[alt.Chart], list[alt.Chart]]:
         )
     knee = ctx.knee_qps
     if knee is not None:
-        k_low, k_high = finite(capacity.knee_low_qps), finite(capacity.knee_high_qps)
-        if k_low is not None and k_high is not None:
-            behind.append(
-                alt.Chart(data([{"x": k_low, "x2": k_high}]))
-                .mark_rect(color=ink("wedge"), opacity=0.9)
-                .encode(x=alt.X("x:Q"), x2=alt.X2("x2:Q"))
-            )
+        span = cut_span(capacity.knee_low_qps, capacity.knee_high_qps, ctx.top_qps)
+        if span is not None:
+            behind.append(rate_band(span, opacity=0.9))
         text = f"{ctx.words('label_knee')} {ctx.figures.rate(knee)}"
-        line = alt.Chart(data([{"x": knee, "text": text}]))
-        front.append(line.mark_rule(color=ink("knee"), strokeWidth=1.4).encode(x=alt.X("x:Q")))
-        front.append(
-            line.mark_text(
-                align="left", baseline="bottom", dx=-3, fontSize=11, fontWeight=600, color=ink("knee")
-            ).encode(x=alt.X("x:Q"), y=alt.YValue(-5), text=alt.Text("text:N"))
-        )
+        front += rate_line(ctx, knee, text, "knee", strokeWidth=1.4)
     return behind, front
+
+
+def rate_band(span: tuple[float, float], **look: Any) -> alt.Chart:
+    """The interval of a rate, over the whole height; `span` comes from `cut_span`."""
+    band = alt.Chart(data([{"x": span[0], "x2": span[1]}]))
+    return band.mark_rect(color=ink("wedge"), **look).encode(x=alt.X("x:Q"), x2=alt.X2("x2:Q"))
+
+
+def rate_line(ctx: Context, value: float, text: str, colour: str, **look: Any) -> list[alt.Chart]:
+    """A vertical line at a rate with its name on top; nothing where the rate is not on the axis."""
+    if not 0 <= value <= ctx.top_qps:
+        return []
+    line = alt.Chart(data([{"x": value, "text": text}]))
+    right = (1 - value / ctx.top_qps) * (PHONE - 40) < 6.3 * len(text)  # the name would stand over the plot's end
+    name = line.mark_text(
+        align="right" if right else "left",
+        baseline="bottom",
+        dx=3 if right else -3,
+        fontSize=11,
+        fontWeight=600,
+        color=ink(colour),
+    )
+    return [
+        line.mark_rule(color=ink(colour), **look).encode(x=alt.X("x:Q")),
+        name.encode(x=alt.X("x:Q"), y=alt.YValue(-5), text=alt.Text("text:N")),
+    ]
 
 
 def compose(layers: Sequence[alt.Chart], height: int = HEIGHT) -> dict[str, Any]:
@@ -274,6 +336,11 @@ def static_spec(chart: Chart) -> dict[str, Any]:
         "font": "sans-serif",
     }  # half the time of a list of fonts; the style sheet sets the real one
     return {**chart.spec, "width": chart.width, "config": config}
+
+
+def phone_spec(chart: Chart) -> dict[str, Any]:
+    """The spec for the static drawing of a phone."""
+    return {**static_spec(chart), "width": PHONE, "height": min(chart.spec["height"], PHONE_HEIGHT)}
 
 
 def live_spec(chart: Chart) -> dict[str, Any]:

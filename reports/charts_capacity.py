@@ -18,6 +18,7 @@ from reports.charts import (
     Key,
     capacity_marks,
     compose,
+    cut_band,
     data,
     encodings,
     log_scale,
@@ -73,28 +74,30 @@ def latency(ctx: Context, name: str) -> Chart:
                 ]
         low = middle(s.latency[metric].p95_low for s in group if metric in s.latency)
         high = middle(s.latency[metric].p95_high for s in group if metric in s.latency)
-        if finite(low) and finite(high) and low > 0:
+        if finite(low) and high is not None and low > 0:  # an infinite upper end is cut to the axis below
             band.append({"x": qps, "low": low * factor, "high": high * factor})
     deadline = finite(ctx.analysis.slo.get(deadline_key))
     scale, ticks = log_scale(
-        [p["y"] for p in points]
-        + [b["low"] for b in band]
-        + [b["high"] for b in band]
-        + [deadline * factor if deadline else None],
+        [p["y"] for p in points] + [d["y"] for d in dots] + [deadline * factor if deadline else None],
+        room=1.6,  # so that a band around the lowest and the highest point can be seen
         head=0.16 if endless else 0.0,
     )
+    band = cut_band(band, *scale.to_dict()["domain"])
     y = alt.Y(
         "y:Q",
         title=t("axis_latency", metric=name.upper(), unit=unit),
         scale=scale,
         axis=alt.Axis(format=",~f", values=ticks),
     )
-    keys = [Key(s, name, *STAT_SIGNS[s]) for s in STATISTICS]
+    drawn_stats = {p["stat"] for p in points + endless}
+    keys = [Key(s, name, *STAT_SIGNS[s]) for s in STATISTICS if s in drawn_stats]
     signs = encodings("stat", keys)
+    if len(band) > 1:
+        keys.append(Key(t("key_p95_band"), name, area=True, opacity=0.16))
     dash, shape = signs["strokeDash"], signs["shape"]
     behind, front = capacity_marks(ctx)
     layers: list[alt.Chart] = list(behind)
-    if band:
+    if len(band) > 1:
         layers.append(
             alt.Chart(data(band))
             .mark_area(color=ink(name), opacity=0.16)
@@ -165,6 +168,7 @@ def latency(ctx: Context, name: str) -> Chart:
         rows,
         label=name.upper(),
         keys=keys,
+        phone=True,
     )
 
 
@@ -174,7 +178,8 @@ def _latency_caption(ctx: Context, name: str, metric: str, deadline: float | Non
     known = [(qps, value) for qps, value in curve if value is not None]
     parts = []
     if not known:
-        return t("cap_latency_none", metric=name.upper())
+        held = any(metric in s.latency and s.latency[metric].n for s in ctx.trusted())
+        return t("cap_latency_withheld" if held else "cap_latency_none", metric=name.upper())
     if deadline is None:
         parts.append(
             t("cap_latency_range", metric=name.upper(), low=f.duration(known[0][1]), high=f.duration(known[-1][1]))
@@ -325,6 +330,7 @@ def attainment(ctx: Context, per_10k: bool) -> Chart:
         rows,
         label=t("tab_misses") if per_10k else t("tab_share"),
         keys=keys,
+        phone=True,
     )
 
 
@@ -352,7 +358,7 @@ def _attainment_caption(ctx: Context, target: float | None) -> str:
     ]
     gaps = [
         (s.attainment_survivors - s.attainment_joint.value, s)
-        for s in ctx.stages
+        for s in ctx.trusted()
         if s.attainment_survivors is not None and s.attainment_joint.value is not None
     ]
     if gaps:
@@ -366,8 +372,11 @@ def _attainment_caption(ctx: Context, target: float | None) -> str:
                     survivors=f.share(stage.attainment_survivors),
                 )
             )
-    methods = sorted({s.attainment_joint.method for s in ctx.stages if s.attainment_joint.method})
-    parts.append(t("cap_band", method="; ".join(methods) or "–"))
+    methods = {s.attainment_joint.method for s in ctx.trusted() if s.attainment_joint.n}
+    names = sorted({m.split(" on ")[0] for m in methods if m})
+    parts.append(t("cap_band", method=", ".join(names) or "–"))
+    if any(" effective " in m for m in methods):
+        parts.append(t("cap_band_effective"))
     return " ".join(parts)
 
 
@@ -384,12 +393,12 @@ def rates(ctx: Context) -> Chart:
                 points.append({"x": qps, "kind": name, "y": value, "text": f.rate(value)})
         if done is not None and good is not None:
             area.append({"x": qps, "low": min(good, done), "high": done})
-    top = max([s.offered_qps for s in ctx.stages] or [1.0])
+    top = ctx.top_qps
     x = rate_axis(ctx)
     y = alt.Y(
         "y:Q",
         title=t("axis_rate"),
-        scale=alt.Scale(domain=[0, top * 1.04], nice=False),
+        scale=alt.Scale(domain=[0, max([top] + [p["y"] for p in points])], nice=False, clamp=True),
         axis=alt.Axis(tickCount=6, format=",~f"),
     )
     keys = [
@@ -442,15 +451,16 @@ def rates(ctx: Context) -> Chart:
         rows,
         keys=keys,
         width=HALF,
+        phone=True,
     )
 
 
 def _rates_caption(ctx: Context) -> str:
     t, f = ctx.words, ctx.figures
-    if not any(s.completed_qps for s in ctx.stages):
+    if not any(s.completed_qps for s in ctx.trusted()):
         return t("cap_rates_none")
-    best = max(ctx.stages, key=lambda s: s.goodput_qps)
-    waste = max(ctx.stages, key=lambda s: s.completed_qps - s.goodput_qps)
+    best = max(ctx.trusted(), key=lambda s: s.goodput_qps)
+    waste = max(ctx.trusted(), key=lambda s: s.completed_qps - s.goodput_qps)
     parts = [t("cap_rates_best", good=f.rate(best.goodput_qps), qps=f.asked(best.offered_qps))]
     if waste.completed_qps - waste.goodput_qps > 0.05 * max(waste.completed_qps, 1e-9):
         parts.append(
@@ -520,4 +530,5 @@ def token_speed(ctx: Context) -> Chart | None:
         [t("col_offered"), t("axis_user_speed"), t("axis_tps")],
         rows,
         width=HALF,
+        phone=True,
     )

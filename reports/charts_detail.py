@@ -49,7 +49,7 @@ def ecdf_frame(ctx: Context, name: str) -> tuple[dict[str, Any], tuple[float, fl
     """
     t, f = ctx.words, ctx.figures
     deadline = finite(ctx.analysis.slo.get(f"{name}_deadline_s"))
-    everything = [p[0] for s in ctx.analysis.stages for p in _ecdf_points(s, name)]
+    everything = [p[0] for s in ctx.stages for p in _ecdf_points(s, name)]
     scale, ticks = log_scale([*everything, deadline * 1e3 if deadline else None])
     low, high = scale.to_dict()["domain"]
     x = alt.X(
@@ -341,7 +341,7 @@ def sender(ctx: Context) -> Chart | None:
         else base.mark_line(color=colour).encode(
             x=x, y=alt.Y("median(y):Q", title=t("axis_lag"), scale=scale), strokeDash=dash
         ),
-        *rule_y(limit * 1e3, t("label_limit", value=f.duration(limit)), "slo", [8, 4]),
+        *rule_y(limit * 1e3, t("label_limit", value=f.duration(limit)), "slo", [8, 4], "left"),
         base.mark_point(size=42, filled=True, color=colour, opacity=1).encode(
             x=x,
             y=y,

@@ -124,6 +124,7 @@ def law(ctx: Context) -> Chart | None:
         rows,
         keys=keys,
         width=HALF,
+        phone=True,
     )
 
 
@@ -167,7 +168,7 @@ def over_time(ctx: Context) -> Chart | None:
         axis=alt.Axis(tickCount=8, format=",~f"),
     )
     layers: list[alt.Chart] = []
-    ordered = sorted(ctx.analysis.stages, key=lambda s: s.stage)
+    ordered = sorted(ctx.stages, key=lambda s: s.stage)
     bands = []
     warm = []
     steps = []
@@ -256,4 +257,5 @@ def over_time(ctx: Context) -> Chart | None:
         rows,
         keys=keys,
         width=HALF,
+        phone=True,
     )

@@ -10,7 +10,19 @@ from typing import Any
 
 import altair as alt
 
-from reports.charts import Chart, Context, Key, compose, data, encodings, log_scale, rate_axis
+from reports.charts import (
+    Chart,
+    Context,
+    Key,
+    compose,
+    cut_span,
+    data,
+    encodings,
+    log_scale,
+    rate_axis,
+    rate_band,
+    rate_line,
+)
 from reports.figures import finite
 from reports.themes import ink
 
@@ -135,22 +147,11 @@ def _knee_marks(ctx: Context) -> list[alt.Chart]:
     value = finite(model.get("knee_predicted_qps"))
     if value is None or not ctx.shows_capacity or model.get("knee_kind") != "crossing":
         return []
-    out = []
-    low, high = finite(model.get("knee_predicted_low_qps")), finite(model.get("knee_predicted_high_qps"))
-    if low is not None and high is not None:
-        out.append(
-            alt.Chart(data([{"x": low, "x2": high}]))
-            .mark_rect(color=ink("wedge"))
-            .encode(x=alt.X("x:Q"), x2=alt.X2("x2:Q"))
-        )
-    line = alt.Chart(data([{"x": value, "text": f"{ctx.words('label_knee_predicted')} {ctx.figures.rate(value)}"}]))
-    out.append(line.mark_rule(color=ink("theory"), strokeDash=[2, 4], strokeWidth=1.6).encode(x=alt.X("x:Q")))
-    out.append(
-        line.mark_text(align="left", baseline="bottom", dx=-3, fontSize=11, fontWeight=600, color=ink("theory")).encode(
-            x=alt.X("x:Q"), y=alt.YValue(-5), text=alt.Text("text:N")
-        )
+    span = cut_span(model.get("knee_predicted_low_qps"), model.get("knee_predicted_high_qps"), ctx.top_qps)
+    text = f"{ctx.words('label_knee_predicted')} {ctx.figures.rate(value)}"
+    return ([rate_band(span)] if span is not None else []) + rate_line(
+        ctx, value, text, "theory", strokeDash=[2, 4], strokeWidth=1.6
     )
-    return out
 
 
 def residuals(ctx: Context) -> Chart | None:
@@ -243,7 +244,14 @@ def parameters(ctx: Context) -> list[list[str]]:
     t, f, model = ctx.words, ctx.figures, ctx.analysis.model or {}
     rows: list[list[str]] = []
     fit = model.get("fit") if isinstance(model.get("fit"), dict) else {}
-    for name, label in (("alpha_s", "α"), ("beta_s", "β"), ("gamma_s", "γ"), ("kappa_s", "κ"), ("kv_s", "κᵥ")):
+    for name, label in (
+        ("alpha_s", "α"),
+        ("beta_s", "β"),
+        ("gamma_s", "γ"),
+        ("kappa_s", "κ"),
+        ("kv_s", "κᵥ"),
+        ("prefill_s", "δ"),
+    ):
         if finite(fit.get(name)) is not None:
             error = finite((fit.get("se") or {}).get(name)) or finite(
                 (fit.get("se") or {}).get(name.removesuffix("_s"))

@@ -24,12 +24,13 @@ from markupsafe import Markup
 
 from bench.records.analysis import Analysis
 from reports import charts_capacity, charts_detail, charts_little, charts_model, svg, tables, view
-from reports.charts import HALF, Chart, Context, live_spec, static_spec
+from reports.charts import WIDTH, Chart, Context, live_spec, phone_spec, static_spec
 from reports.figures import Figures
 from reports.themes import FONT, chart_config, css_variables, ink
 from reports.words import Words
 
 TEMPLATES = Path(__file__).parent / "templates"
+FRAME = 440  # px of a distribution in an opened stage
 
 
 def render(analysis: Analysis, *, lang: str = "en", live: bool = True) -> str:
@@ -70,6 +71,7 @@ def render(analysis: Analysis, *, lang: str = "en", live: bool = True) -> str:
         run=run,
         title=view.title(ctx),
         meta=view.meta(ctx),
+        p95_crossing=view.p95_crossing(ctx),
         verdict=view.verdict(ctx),
         tiles=view.tiles(ctx),
         gates=[view.gate_view(ctx, g) for g in analysis.gates],
@@ -123,9 +125,14 @@ SYMBOL_PATHS = {
 class _Drawn:
     """A chart with its number and its drawing, as the templates want it."""
 
-    def __init__(self, chart: Chart, number: int, inner: str, width: int, height: int) -> None:
-        self.chart, self.number, self.width, self.height = chart, number, width, height
+    def __init__(self, chart: Chart, number: int, drawing: tuple[str, int, int]) -> None:
+        self.chart, self.number = chart, number
+        inner, self.width, self.height = drawing
         self.svg = Markup(inner)
+        self.phone: dict[str, Any] | None = None
+        if chart.phone:
+            inner, width, height = svg.draw(phone_spec(chart))
+            self.phone = {"svg": Markup(inner), "width": width, "height": height}
         self.narrow = chart.width < 600
         self.keys = [
             {
@@ -133,6 +140,7 @@ class _Drawn:
                 "ink": ink(k.colour),
                 "edge": ink("axis"),
                 "area": k.area,
+                "opacity": k.opacity,
                 "line": k.line,
                 "dash": " ".join(map(str, k.dash)),
                 "path": SYMBOL_PATHS.get(k.shape, ""),
@@ -149,29 +157,33 @@ class _Page:
         self.number = 0
         self.specs: dict[str, Any] = {}
 
-    def add(self, chart: Chart | None, *, same_number: bool = False) -> _Drawn | None:
+    def add(self, chart: Chart | None, *, same_number: bool = False, alone: bool = False) -> _Drawn | None:
         if chart is None:
             return None
+        if alone:  # it has the whole row, and scaling the half would double its letters
+            chart.width = WIDTH
         if not same_number:
             self.number += 1
-        inner, width, height = svg.draw(static_spec(chart))
+        drawing = svg.draw(static_spec(chart))
         if self.live:
             self.specs[chart.chart_id] = live_spec(chart)
-        return _Drawn(chart, self.number, inner, width, height)
+        return _Drawn(chart, self.number, drawing)
 
 
 def _figures(ctx: Context, page: _Page) -> dict[str, Any]:
-    have = bool(ctx.analysis.stages)
+    have = bool(ctx.stages)
     latency = [charts_capacity.latency(ctx, name) for name in ("ttft", "tpot", "e2e")] if have else []
     attainment = [charts_capacity.attainment(ctx, flag) for flag in (False, True)] if have else []
     out: dict[str, Any] = {
         "latency": [page.add(c, same_number=i > 0) for i, c in enumerate(latency)],
         "attainment": [page.add(c, same_number=i > 0) for i, c in enumerate(attainment)],
     }
-    out["rates"] = page.add(charts_capacity.rates(ctx)) if have else None
-    out["speed"] = page.add(charts_capacity.token_speed(ctx)) if have else None
-    out["little"] = page.add(charts_little.law(ctx))
-    out["time"] = page.add(charts_little.over_time(ctx))
+    speed = charts_capacity.token_speed(ctx) if have else None
+    out["rates"] = page.add(charts_capacity.rates(ctx), alone=speed is None) if have else None
+    out["speed"] = page.add(speed)
+    law, over_time = charts_little.law(ctx), charts_little.over_time(ctx)
+    out["little"] = page.add(law)
+    out["time"] = page.add(over_time)
     out["model"] = [page.add(c, same_number=i > 0) for i, c in enumerate(charts_model.charts(ctx))]
     out["residual"] = page.add(charts_model.residuals(ctx))
     out["errors"] = page.add(charts_detail.errors(ctx))
@@ -182,13 +194,13 @@ def _figures(ctx: Context, page: _Page) -> dict[str, Any]:
 
 def _stages(ctx: Context) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The rows of the stage table, and the shared frames of their distributions."""
-    ordered = ctx.stages
+    ordered = ctx.planned_stages
     curves = {(s.stage, n): charts_detail.ecdf(ctx, s, n) for s in ordered for n in ("ttft", "tpot")}
     frames: dict[str, svg.Frame] = {}
     for name in ("ttft", "tpot"):
         if any(curves[s.stage, name] for s in ordered):
             spec, domain = charts_detail.ecdf_frame(ctx, name)
-            spec["width"] = HALF
+            spec["width"] = FRAME
             spec["config"] = {**spec["config"], "font": "sans-serif"}
             frames[name] = svg.Frame(spec, domain)
     rows = []

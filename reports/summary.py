@@ -16,10 +16,10 @@ import math
 from typing import Any
 
 from bench.records.analysis import Analysis, Gate, Percentiles, StageAnalysis
-from reports.charts import Context
+from reports.charts import NOT_RUN, Context
 from reports.charts_little import gap
 from reports.figures import Figures, number
-from reports.view import SYMBOLS, VERDICT_KINDS, gate_view, verdict_sentence
+from reports.view import SYMBOLS, VERDICT_KINDS, gate_view, headline, is_interrupted, verdict_sentence
 from reports.words import Words
 
 SUMMARY_VERSION = 1
@@ -98,7 +98,7 @@ def summary(analysis: Analysis) -> dict[str, Any]:
             for k in ("run_id", "started_utc", "finished_utc", "seed", "schedule_hash", "shape", "loop", "workers")
         }
         | {
-            "interrupted": bool(run.get("interrupted") or analysis.verdict.interrupted),
+            "interrupted": is_interrupted(analysis),
             "simulated": bool(run.get("simulated")),
         },
         "slo": {k: _plain(v) for k, v in analysis.slo.items()},
@@ -141,13 +141,24 @@ def _escape(text: str) -> str:
     return " ".join(text.split())
 
 
+def _stage_line(ctx: Context, s: StageAnalysis) -> str:
+    f, t = ctx.figures, ctx.words
+    start = f"{s.stage:02d}  {f.asked(s.offered_qps):>6} {t('unit_qps')}  "
+    if NOT_RUN in s.marks:
+        return start + t("stagemark_not_run")
+    return (
+        f"{start}{f.share(s.attainment_joint.value):>9}  "
+        f"TTFT p95 {f.percentile(s.latency.get('ttft_s'), 'p95'):>14}  {t.known('stage_' + s.verdict, s.verdict)}"
+    )
+
+
 def markdown(analysis: Analysis, *, lang: str = "en") -> str:
     """The content of `summary.md`: verdict, at most 12 rows, the rest folded."""
     words = Words(lang)
     ctx = Context(analysis, words, Figures(words))
     f, c = ctx.figures, analysis.capacity
     kind = VERDICT_KINDS.get(analysis.verdict.status, "invalid")
-    lines = [f"### {SYMBOLS[kind]} {words('verdict_' + analysis.verdict.status)}: {_escape(verdict_sentence(ctx))}", ""]
+    lines = [f"### {SYMBOLS[kind]} {headline(ctx)}: {_escape(verdict_sentence(ctx))}", ""]
     if not ctx.shows_capacity:
         lines += [words("no_figure_why") + ".", ""]
     elif number(c.watermark_low_qps) is not None and number(c.watermark_high_qps) is not None:
@@ -187,14 +198,9 @@ def markdown(analysis: Analysis, *, lang: str = "en") -> str:
             lines.append("")
             lines.append(words("md_more_gates", n=len(analysis.gates) - TABLE_ROWS))
         lines.append("")
-    if ctx.stages:
+    if ctx.planned_stages:
         lines += [f"<details><summary>{words('sec_stages')}</summary>", "", "```"]
-        lines += [
-            f"{s.stage:02d}  {f.asked(s.offered_qps):>6} {words('unit_qps')}  {f.share(s.attainment_joint.value):>9}  "
-            f"TTFT p95 {f.percentile(s.latency.get('ttft_s'), 'p95'):>14}  "
-            + words.known("stage_" + s.verdict, s.verdict)
-            for s in ctx.stages[:60]
-        ]
+        lines += [_stage_line(ctx, s) for s in ctx.planned_stages[:60]]
         lines += ["```", "", "</details>", ""]
     lines.append(
         words("md_footer", run=_escape(str(analysis.run.get("run_id") or "")), code=analysis.verdict.exit_code)

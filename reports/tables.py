@@ -12,7 +12,7 @@ import shlex
 from typing import Any
 
 from bench.records.analysis import Percentiles, StageAnalysis
-from reports.charts import Context, stage_label
+from reports.charts import NOT_RUN, Context, stage_label
 from reports.charts_detail import LAYERS
 from reports.figures import finite, number
 from reports.view import STAGE_KINDS, reason_view, statistic_name
@@ -128,6 +128,17 @@ def stage_row(ctx: Context, s: StageAnalysis) -> dict[str, Any]:
             **more,
         }
 
+    if NOT_RUN in s.marks:  # it has no numbers: shares of no arrivals would read like a result
+        blank = [cell("–", css="dim") for _ in stage_columns(ctx)[3:]]
+        head = [cell(stage_label(s), s.stage), cell(t("stagemark_not_run"), 9, kind="none")]
+        return {
+            "number": s.stage,
+            "name": s.name,
+            "cells": [*head, cell(f.asked(s.offered_qps), s.offered_qps, css="edge"), *blank],
+            "facts": [(t("fact_marks"), ", ".join(t.known(f"stagemark_{m}", m) for m in s.marks))],
+            "reasons": [reason_view(ctx, r) for r in s.reasons],
+            "figures": [],
+        }
     cells = [
         cell(stage_label(s), s.stage),
         cell(
@@ -279,7 +290,7 @@ def by_suffix(ctx: Context, key: str, value: Any) -> str:
 
 def free_form(ctx: Context, records: list[dict[str, Any]], *, only: tuple[str, ...]) -> dict[str, Any] | None:
     """A table of records whose keys are not fixed: those of `only` that occur, in its order."""
-    keys = [k for k in only if any(k in r for r in records)]
+    keys = [k for k in only if any(r.get(k) not in (None, "", [], {}) for r in records)]
     if not keys:
         return None
     return {

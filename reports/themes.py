@@ -129,6 +129,7 @@ def chart_config() -> dict[str, Any]:
         "titleFontWeight": "normal",
         "titlePadding": 8,
         "labelPadding": 5,
+        "labelSeparation": 5,
         "tickSize": 4,
         "gridWidth": 1,
     }

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bench.records.analysis import Gate, Reason, StageAnalysis
+from bench.records.analysis import Analysis, Gate, Reason, StageAnalysis
 from reports.charts import Context, middle, spread
 from reports.charts_little import WEDGE, gap
 from reports.figures import finite, number
@@ -42,7 +42,7 @@ def meta(ctx: Context) -> list[str]:
     run, t, f = ctx.analysis.run, ctx.words, ctx.figures
     target = run.get("target") or {}
     server = " ".join(str(target[k]) for k in ("server", "version") if target.get(k))
-    rows = sum(s.planned for s in ctx.analysis.stages)
+    rows = sum(s.planned for s in ctx.stages)
     out = [
         str(run.get("started_utc") or "").replace("T", " ").replace("Z", " UTC").replace("+00:00", " UTC"),
         str(run.get("run_id") or ""),
@@ -50,7 +50,15 @@ def meta(ctx: Context) -> list[str]:
     if server:
         out.append(server)
     if rows:
-        out.append(t("meta_arrivals", n=f.count(rows), stages=len(ctx.analysis.stages)))
+        one = len(ctx.stages) == 1
+        out.append(
+            t("meta_arrivals_one", n=f.count(rows))
+            if one
+            else t("meta_arrivals", n=f.count(rows), stages=len(ctx.stages))
+        )
+    missing = len(ctx.planned_stages) - len(ctx.stages)
+    if missing:
+        out.append(t("meta_not_run", n=missing))
     if run.get("loop"):
         out.append(t("meta_loop", loop=t.known(f"loop_{run['loop']}", str(run["loop"]))))
     if run.get("seed") is not None:
@@ -71,19 +79,44 @@ def reason_view(ctx: Context, reason: Reason) -> dict[str, Any]:
     }
 
 
+def is_interrupted(analysis: Analysis) -> bool:
+    """Whether the run was stopped before its end."""
+    return bool(analysis.verdict.interrupted or analysis.run.get("interrupted"))
+
+
+def marks(ctx: Context) -> list[str]:
+    """Words that belong to the verdict: without them it would say more than it can."""
+    run, t = ctx.analysis.run, ctx.words
+    said = (
+        (is_interrupted(ctx.analysis), "mark_interrupted"),
+        (bool(run.get("simulated")), "mark_simulated"),
+        (run.get("loop") == "closed", "mark_closed"),
+    )
+    return [t(key) for holds, key in said if holds]
+
+
+def headline(ctx: Context) -> str:
+    """`FAIL (INTERRUPTED, SIMULATED)`: the verdict with its marks, for places that hold one line."""
+    word, said = ctx.words(f"verdict_{ctx.analysis.verdict.status}"), marks(ctx)
+    return f"{word} ({', '.join(said)})" if said else word
+
+
+def p95_crossing(ctx: Context) -> str:
+    """Where the P95 of the whole answer crosses its target: another limit than the knee. Empty where not known."""
+    c, f, t = ctx.analysis.capacity, ctx.figures, ctx.words
+    value, target = finite(c.p95_crossing_qps), finite(ctx.analysis.slo.get("e2e_target_s"))
+    if not ctx.shows_capacity or value is None or target is None or c.p95_crossing_kind != "crossing":
+        return ""
+    span = f.interval(c.p95_crossing_low_qps, c.p95_crossing_high_qps, f.rate)
+    return t("p95_crossing", value=f"{f.rate(value, unit=True)} {span}".strip(), target=f.duration(target))
+
+
 def verdict(ctx: Context) -> dict[str, Any]:
     """The bar at the top."""
     v, t = ctx.analysis.verdict, ctx.words
-    marks = []
-    if v.interrupted or ctx.analysis.run.get("interrupted"):
-        marks.append(t("mark_interrupted"))
-    if ctx.analysis.run.get("simulated"):
-        marks.append(t("mark_simulated"))
-    if ctx.analysis.run.get("loop") == "closed":
-        marks.append(t("mark_closed"))
     kind = VERDICT_KINDS.get(v.status, "invalid")
     notes = [t("verdict_note_channel") if v.exit_code == 3 else t(f"verdict_note_{kind}")]
-    if v.interrupted:
+    if is_interrupted(ctx.analysis):
         notes.append(t("note_interrupted"))
     if ctx.analysis.run.get("simulated"):
         notes.append(t("note_simulated"))
@@ -92,7 +125,8 @@ def verdict(ctx: Context) -> dict[str, Any]:
         "word": t(f"verdict_{v.status}"),
         "sentence": verdict_sentence(ctx),
         "notes": notes,
-        "marks": marks,
+        "marks": marks(ctx),
+        "headline": headline(ctx),
         "reasons": [reason_view(ctx, r) for r in v.reasons if r not in ctx.analysis.warnings],
         "exit_code": v.exit_code,
     }
@@ -121,7 +155,7 @@ def target_stages(ctx: Context) -> list[StageAnalysis]:
 
 
 def _share_at_target(ctx: Context) -> float | None:
-    return middle(s.attainment_joint.value for s in target_stages(ctx))
+    return middle(s.attainment_joint.value for s in target_stages(ctx) if s.verdict != "INVALID")
 
 
 def tiles(ctx: Context) -> list[dict[str, Any]]:
@@ -184,15 +218,20 @@ def _knee(ctx: Context) -> dict[str, Any]:
 
 def _attainment(ctx: Context) -> dict[str, Any]:
     t, f = ctx.words, ctx.figures
-    stages = target_stages(ctx)
     label = t("tile_attainment")
+    if not ctx.shows_capacity:
+        return _no_figure(ctx, label)
+    asked = target_stages(ctx)
+    stages = [s for s in asked if s.verdict != "INVALID"]
+    if asked and not stages:
+        return _tile(label, t("no_figure"), t("tile_attainment_left_out"), words=True)
     if not stages:
         return _tile(label, t("not_measured"), t("tile_attainment_missing"), words=True)
     share = _share_at_target(ctx)
     one = min(stages, key=lambda s: abs((s.attainment_joint.value or 0) - (share or 0)))
     interval = f.interval(one.attainment_joint.low, one.attainment_joint.high, f.share)
     target = finite(ctx.analysis.slo.get("attainment_target"))
-    kind = "" if share is None or target is None or not ctx.shows_capacity else "pass" if share >= target else "fail"
+    kind = "" if share is None or target is None else "pass" if share >= target else "fail"
     return _tile(
         label,
         f.share(share),
@@ -212,7 +251,7 @@ def _goodput(ctx: Context) -> dict[str, Any]:
     if not ctx.shows_capacity:
         return _no_figure(ctx, t("tile_goodput"))
     held = finite(ctx.analysis.capacity.last_met_qps)
-    group = [s for s in ctx.stages if held is not None and abs(s.offered_qps - held) < 1e-9]
+    group = [s for s in ctx.trusted() if held is not None and abs(s.offered_qps - held) < 1e-9]
     if not group:
         return _tile(t("tile_goodput"), t("not_found"), t("tile_goodput_missing"), words=True)
     return _tile(
@@ -225,8 +264,8 @@ def _goodput(ctx: Context) -> dict[str, Any]:
 
 def _requests(ctx: Context) -> dict[str, Any]:
     t, f = ctx.words, ctx.figures
-    total = sum(s.planned for s in ctx.analysis.stages)
-    ok = sum(s.counts.get("ok", 0) for s in ctx.analysis.stages)
+    total = sum(s.planned for s in ctx.stages)
+    ok = sum(s.counts.get("ok", 0) for s in ctx.stages)
     failed = total - ok
     return _tile(t("tile_requests"), f.count(total), t("tile_requests_detail", ok=f.count(ok), failed=f.count(failed)))
 

@@ -36,16 +36,26 @@ def write_text(path: Path, text: str) -> Path:
     return path
 
 
+def file_name(name: str, lang: str, beside: bool = True) -> str:
+    """`report.html`, or `report.zh-CN.html` for a translation that stands beside the English file."""
+    stem, _, ending = name.rpartition(".")
+    return f"{stem}.{lang}.{ending}" if beside and lang != "en" else name
+
+
 def write_all(
-    run_dir: Path, analysis: Analysis, *, lang: str = "en", env: Mapping[str, str] | None = None
+    run_dir: Path, analysis: Analysis, *, lang: str = "en", beside: bool = False, env: Mapping[str, str] | None = None
 ) -> list[Path]:
-    """The paths written, report.html last. Raises OSError where a file cannot be written."""
+    """The paths written, the page last. Raises OSError where a file cannot be written.
+
+    `beside`: texts in another language than English get its name, so that they overwrite no English one.
+    """
     env = os.environ if env is None else env
+    page, text = (file_name(name, lang, beside) for name in ("report.html", "summary.md"))
     makers: list[tuple[str, Callable[[], str]]] = [
         ("summary.json", lambda: json.dumps(summary(analysis), ensure_ascii=False, indent=1, allow_nan=False) + "\n"),
-        ("summary.md", lambda: markdown(analysis, lang=lang)),
+        (text, lambda: markdown(analysis, lang=lang)),
         ("junit.xml", lambda: junit(analysis)),
-        ("report.html", lambda: render(analysis, lang=lang)),
+        (page, lambda: render(analysis, lang=lang)),
     ]
     written: list[Path] = []
     failure: Exception | None = None
@@ -54,7 +64,7 @@ def write_all(
             written.append(write_text(run_dir / name, make()))
         except Exception as error:  # kept and raised below, after the other outputs
             failure = failure or error
-    append_step_summary(run_dir / "summary.md", env)
+    append_step_summary(run_dir / text, env)
     if failure is not None:
         raise failure
     return written

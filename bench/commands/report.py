@@ -24,10 +24,11 @@ def default_language(env: dict[str, str]) -> str:
     \b
     Example:
       bench report runs/20261129T101500Z-7f3a
-      bench report runs/20261129T101500Z-7f3a --lang zh-CN -o report.zh.html
+      bench report runs/20261129T101500Z-7f3a --lang zh-CN
 
     RUN is a run folder that holds analysis.json. Without -o, report.html, summary.json, summary.md and junit.xml
-    are written into it; with -o, only the page.
+    are written into it; in Chinese the first and the third are report.zh-CN.html and summary.zh-CN.md, beside the
+    English ones. With -o, only the page is written.
     """,
 )
 @click.argument("run", type=click.Path(path_type=Path))
@@ -67,13 +68,14 @@ def command(run: Path, lang: str | None, output: Path | None, static: bool, as_j
             written = [write_text(output, render(analysis, lang=language, live=not static))]
         elif static:
             from reports.html import render
-            from reports.write import write_text
+            from reports.write import file_name, write_text
 
-            written = [write_text(path.parent / "report.html", render(analysis, lang=language, live=False))]
+            page = path.parent / file_name("report.html", language)
+            written = [write_text(page, render(analysis, lang=language, live=False))]
         else:
             from reports.write import write_all
 
-            written = write_all(path.parent, analysis, lang=language)
+            written = write_all(path.parent, analysis, lang=language, beside=True)
     except OSError as error:
         raise click.UsageError(
             f"{error.filename or path.parent}: {error.strerror or error}. "

@@ -33,7 +33,7 @@
       spec.layer.forEach(function (layer) {
         var y = layer.encoding && layer.encoding.y;
         if (y && y.scale && y.scale.type === "log") {
-          y.scale = { type: "linear", zero: true };
+          y.scale = { type: "linear", domain: [0, y.scale.domain[1]], nice: false, clamp: true };
           if (y.axis) { delete y.axis.values; y.axis.tickCount = 6; }
         }
       });

@@ -230,6 +230,38 @@ def test_phone_width_does_not_scroll_sideways(browser, files, scripts):
     device(browser)
 
 
+@pytest.mark.parametrize("scripts", [True, False], ids=["live", "static"])
+def test_main_charts_show_their_whole_range_on_a_phone(browser, files, scripts):
+    device(browser, width=375, scripts=scripts)
+    try:
+        load(browser, files / "sweep.html")
+        if scripts:
+            scroll_through(browser)
+        shown = """Array.from(document.querySelectorAll('.plot.two')).filter(p => p.clientWidth).map(p => {
+            const svg = Array.from(p.querySelectorAll('svg')).filter(s => s.getBoundingClientRect().width)[0];
+            return [p.id, p.clientWidth, p.scrollWidth, svg.getBoundingClientRect().width]})"""
+        if not scripts:  # the page's own scripts were off while it loaded
+            browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
+        plots = browser.execute_script(f"return {shown}")
+        assert len(plots) == 6  # latency, attainment, rates, token speed, Little, in-flight; the other tabs are folded away
+        for name, inside, whole, drawn in plots:
+            assert 250 < drawn <= inside + 1 and whole <= inside + 1, name
+    finally:
+        device(browser)
+
+
+def test_gates_are_stacked_on_a_phone(browser, files):
+    device(browser, width=375)
+    load(browser, files / "sweep.html")
+    right = browser.execute_script(
+        "return Math.max(...Array.from(document.querySelectorAll('.gates td')).map(c => c.getBoundingClientRect().right))"
+    )
+    assert right <= 375
+    label = "return getComputedStyle(document.querySelector('.gates td:nth-child(4)'), '::before').content"
+    assert browser.execute_script(label) == '"Measured"'
+    device(browser)
+
+
 def test_stage_rows_open_and_sort(browser, files):
     device(browser)
     load(browser, files / "sweep.html")

@@ -10,7 +10,17 @@ import altair as alt
 import pytest
 
 from reports import charts_capacity, charts_detail, charts_little, charts_model, svg
-from reports.charts import Context, live_spec, log_scale, middle, rate_list, static_spec
+from reports.charts import (
+    Context,
+    cut_band,
+    cut_span,
+    live_spec,
+    log_scale,
+    middle,
+    phone_spec,
+    rate_list,
+    static_spec,
+)
 from reports.figures import Figures
 from reports.words import Words
 from tests.reports import examples
@@ -192,3 +202,107 @@ def test_frame_places_curves_where_the_renderer_would():
     assert 20 < placed[0][0] - expected[0][0] < 100  # the plot's place in the picture
     assert 10 < placed[0][1] - expected[0][1] < 60
     assert "M" not in frame.steps(points)[1:] and frame.steps(points).count("H") == len(points) - 1
+
+
+def plot_width(inner: str) -> float:
+    """Length of the longest horizontal line: the domain of the x axis, or a grid line where that has none."""
+    lines = re.findall(r'<line[^>]*? x2="(-?[\d.]+)" y2="0"', inner)
+    return max(abs(float(v)) for v in lines)
+
+
+def ends(ctx: Context, **capacity: object) -> Context:
+    for key, value in capacity.items():
+        setattr(ctx.analysis.capacity, key, value)
+    return ctx
+
+
+FAR = {
+    "high end far to the right": {"knee_high_qps": 4000.0},
+    "high end infinite": {"knee_high_qps": math.inf},
+    "knee below the first stage": {"knee_qps": 0.4, "knee_low_qps": -3.0, "knee_high_qps": 0.9},
+    "all beyond": {
+        "knee_qps": 900.0,
+        "knee_low_qps": 800.0,
+        "knee_high_qps": 1e6,
+        "watermark_low_qps": 560.0,
+        "watermark_high_qps": math.inf,
+    },
+    "watermark below zero": {"watermark_low_qps": -50.0, "watermark_high_qps": 2.0},
+}
+
+
+@pytest.mark.parametrize("case", FAR)
+def test_plots_keep_their_width_whatever_the_interval(case):
+    ctx = ends(context("sweep"), **FAR[case])
+    ctx.analysis.model["knee_predicted_high_qps"] = FAR[case].get("knee_high_qps", 50.0)
+    ctx.analysis.model["knee_predicted_low_qps"] = -9.0
+    charts = [
+        charts_capacity.latency(ctx, "ttft"),
+        charts_capacity.attainment(ctx, False),
+        charts_capacity.rates(ctx),
+        charts_model.charts(ctx)[0],
+    ]
+    for chart in charts:
+        for spec in (static_spec(chart), phone_spec(chart)):
+            inner, width, _ = svg.draw(spec)
+            assert abs(width - spec["width"]) <= 2, (case, chart.chart_id)
+            # the width less the y labels: 60 % of 340 px leaves 136 px for them
+            assert plot_width(inner) > 0.6 * width, (case, chart.chart_id, width)
+
+
+def test_a_single_stage_keeps_its_width_and_names_what_is_withheld():
+    ctx = context("one_stage")
+    p = ctx.analysis.stages[0].latency["ttft_s"]
+    p.withheld = {"p95": "12 values; 72 are needed", "p99": "12 values; 368 are needed"}
+    chart = charts_capacity.latency(ctx, "ttft")
+    assert "withheld" in chart.caption and "No TTFT" not in chart.caption
+    assert [k.label for k in chart.keys] == ["p50"]
+    inner, width, _ = svg.draw(static_spec(chart))
+    assert plot_width(inner) > 0.6 * width
+
+
+def test_cut_span():
+    assert cut_span(17.3, 50.0, 26.0) == (17.3, 26.0)
+    assert cut_span(-math.inf, math.inf, 26.0) == (0.0, 26.0)
+    assert cut_span(30.0, 50.0, 26.0) is None and cut_span(-4.0, -1.0, 26.0) is None
+    assert cut_span(None, 5.0, 26.0) is None and cut_span(9.0, 9.0, 26.0) is None
+
+
+def test_cut_band_ends_where_the_edge_crosses_the_axis():
+    # high goes from 10 to 1000 over x 0..2, so on a log axis it is 100 at x = 1; low stays 5
+    band = cut_band([{"x": 0, "low": 5, "high": 10}, {"x": 2, "low": 5, "high": 1000}], 1, 100)
+    assert [p["x"] for p in band] == pytest.approx([0, 1, 2])
+    assert [p["high"] for p in band] == pytest.approx([10, 100, 100])
+    assert [p["low"] for p in band] == pytest.approx([5, 5, 5])
+    endless = cut_band([{"x": 0, "low": 0.001, "high": math.inf}, {"x": 1, "low": 2, "high": math.inf}], 1, 100)
+    assert all(p["high"] == 100 and 1 <= p["low"] <= 2 for p in endless)
+
+
+def test_the_y_axis_follows_the_curves_and_not_the_bands():
+    ctx = context("sweep")
+    for s in ctx.analysis.stages:
+        p = s.latency["ttft_s"]
+        p.p95_low, p.p95_high = 1e-4, math.inf  # as an interval on two effective arrivals
+    spec = charts_capacity.latency(ctx, "ttft").spec
+    low, high = next(
+        layer["encoding"]["y"]["scale"]["domain"]
+        for layer in spec["layer"]
+        if isinstance(layer.get("mark"), dict) and layer["mark"]["type"] == "line"
+    )
+    drawn = [v["y"] for rows in spec["datasets"].values() for v in rows if "y" in v and "stat" in v]
+    # room of 1.6 on both sides, and 16 % of the axis on top for the marks of what did not finish
+    top = max(drawn + [800]) * 1.6
+    assert low > min(drawn + [800]) / 1.7 and high < top * (top / low) ** 0.2
+    bands = [v for rows in spec["datasets"].values() for v in rows if "low" in v]
+    assert bands and all(low <= v["low"] <= v["high"] <= high for v in bands)
+
+
+def test_a_stage_that_never_ran_is_in_no_chart():
+    ctx = context("interrupted")
+    last = ctx.stages[-1]
+    last.marks = ["not_run"]
+    last.planned = last.attainment_joint.n = 0
+    assert last not in ctx.stages and last in ctx.planned_stages
+    for chart in all_charts(ctx):
+        values = [v for rows in chart.spec["datasets"].values() for v in rows if isinstance(v, dict)]
+        assert not [v for v in values if v.get("x") == last.offered_qps and "stat" in v], chart.chart_id

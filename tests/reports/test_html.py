@@ -113,7 +113,7 @@ def test_invalid_prints_no_capacity_figure(pages):
     text = text_of(html)
     for figure in ("20.9", "13.7", "15.7", "20.4", "23.9"):  # knee, watermark, predicted knee, hard limit
         assert f" {figure} " not in text, figure
-    assert text.count("not given") == 3
+    assert text.count("not given") == 4
     assert "crosses" not in text and "holds 99" not in text and "falls below" not in text
 
 
@@ -193,14 +193,16 @@ def test_size_budgets(pages):
     assert len(html) <= 1_500_000
     assert len(gzip.compress(html, 9)) <= 450_000
     assert len(pages("many").encode()) <= 3_000_000  # 120 stages
-    assert len(pages("sweep", live=False).encode()) <= 450_000
+    assert len(pages("sweep", live=False).encode()) <= 500_000
 
 
 def test_static_page_has_no_library_but_all_charts(pages):
     html = pages("sweep", live=False)
     assert "vegaEmbed =" not in html and 'id="bundle"' not in html
     # every numbered chart, and two distributions for each of the eight stages
-    assert len(re.findall(r'<svg role="img"', html)) == len(re.findall(r"data-chart=", html)) + 16
+    small = len(re.findall(r'class="small">', html))
+    assert small == 9  # latency x 3, attainment x 2, rates, token speed, Little, in-flight: once more for phones
+    assert len(re.findall(r'<svg role="img"', html)) == len(re.findall(r"data-chart=", html)) + 16 + small
 
 
 def test_every_figure_has_caption_and_table(pages):
@@ -243,3 +245,64 @@ def test_unknown_words_of_a_newer_analysis_are_shown_as_they_are():
     analysis.errors[0].layer = "new_layer"
     analysis.gates[0].status = "new_status"
     assert "NEW_STATE" in text_of(render(analysis))
+
+
+def test_title_and_banner_hold_the_marks():
+    analysis = examples.interrupted()
+    analysis.run["simulated"] = True
+    html = render(analysis, live=False)
+    assert "<title>PASS (INTERRUPTED, SIMULATED) · " in html
+    banner = text_of(html.split("<main>")[1])[:120]
+    assert banner.startswith("✓ PASS INTERRUPTED SIMULATED ")
+    assert re.search("<title>INVALID", render(examples.invalid(), live=False))
+
+
+def test_invalid_and_left_out_stages_give_no_attainment_tile():
+    from reports.charts import Context
+    from reports.figures import Figures
+    from reports.view import tiles
+    from reports.words import Words
+
+    def tile(analysis):
+        return tiles(Context(analysis, Words("en"), Figures(Words("en"))))[2]
+
+    assert tile(examples.sweep())["value"].startswith("9")
+    assert tile(examples.invalid())["value"] == "not given"
+    left_out = examples.sweep()
+    for s in left_out.stages:
+        if s.offered_qps == left_out.target_qps:
+            s.verdict = "INVALID"
+    assert tile(left_out)["value"] == "not given" and "left out" in tile(left_out)["detail"]
+
+
+def test_a_stage_that_never_ran_has_no_numbers():
+    analysis = examples.interrupted()
+    analysis.run["interrupted"] = True
+    last = analysis.stages[-1]
+    last.marks, last.planned, last.verdict, last.stimulus.ok = ["not_run"], 0, "EMPTY", False
+    html = render(analysis, live=False)
+    text = text_of(html)
+    assert "1 stages not run" in text and "in the windows of 3 stages" in text
+    row = text_of(re.search(r'<tbody id="stage-3">.*?</tr>', html, re.S).group())
+    assert "not run" in row and "%" not in row and " ms" not in row
+    assert "OK in" not in text  # the three that ran are all OK
+
+
+def test_the_p95_crossing_and_all_parameters_are_shown():
+    analysis = examples.sweep()
+    c = analysis.capacity
+    c.p95_crossing_qps, c.p95_crossing_low_qps, c.p95_crossing_high_qps = 33.1, 31.0, 36.0
+    c.p95_crossing_kind = "crossing"
+    analysis.model["fit"]["prefill_s"] = 0.0012
+    text = text_of(render(analysis, live=False))
+    assert "The E2E p95 crosses its target of 60.0 s at 33.1 requests/s [31.0, 36.0]." in text
+    assert "Step time, δ 1.2 ms" in text
+
+
+def test_the_methods_of_the_intervals_are_one_short_phrase():
+    analysis = examples.sweep()
+    for i, s in enumerate(analysis.stages[:4]):
+        s.attainment_joint.method = f"Wilson on {i + 1} effective arrivals"
+    text = text_of(render(analysis, live=False))
+    assert "Bands: 95 % intervals (Wilson). They are wider where misses come in bursts." in text
+    assert "Wilson on" not in text

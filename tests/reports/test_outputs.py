@@ -134,11 +134,11 @@ def test_report_command_writes_the_outputs(tmp_path):
     assert result.exit_code == 0
     assert [Path(p).name for p in json.loads(result.output)["files"]] == [
         "summary.json",
-        "summary.md",
+        "summary.zh-CN.md",
         "junit.xml",
-        "report.html",
+        "report.zh-CN.html",
     ]
-    assert '<html lang="zh-CN">' in (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert '<html lang="zh-CN">' in (tmp_path / "report.zh-CN.html").read_text(encoding="utf-8")
 
 
 def test_report_command_to_one_file(tmp_path):
@@ -172,3 +172,24 @@ def test_language_from_the_locale():
     assert default_language({"LANG": "zh_CN.UTF-8"}) == "zh-CN"
     assert default_language({"LANG": "zh_CN.UTF-8", "LC_ALL": "C"}) == "en"
     assert default_language({}) == "en"
+
+
+def test_markdown_says_in_its_first_line_what_the_verdict_cannot():
+    analysis = examples.interrupted()
+    analysis.run["simulated"] = True
+    assert markdown(analysis).splitlines()[0].startswith("### ✓ PASS (INTERRUPTED, SIMULATED): ")
+    assert "### ! INVALID" in markdown(examples.invalid()).splitlines()[0]
+    last = analysis.stages[-1]
+    last.marks, last.planned = ["not_run"], 0
+    line = next(row for row in markdown(analysis).splitlines() if row.startswith("03 "))
+    assert line.endswith("not run") and "%" not in line
+
+
+def test_chinese_stands_beside_the_english_files(tmp_path):
+    (tmp_path / "analysis.json").write_text(to_json(examples.one_stage()), encoding="utf-8")
+    assert run(str(tmp_path), "--lang", "en", "-q").exit_code == 0
+    english = (tmp_path / "report.html").read_bytes(), (tmp_path / "summary.md").read_bytes()
+    assert run(str(tmp_path), "--lang", "zh-CN", "-q").exit_code == 0
+    assert ((tmp_path / "report.html").read_bytes(), (tmp_path / "summary.md").read_bytes()) == english
+    assert '<html lang="zh-CN">' in (tmp_path / "report.zh-CN.html").read_text(encoding="utf-8")
+    assert (tmp_path / "summary.zh-CN.md").exists()
