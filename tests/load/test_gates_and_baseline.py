@@ -137,7 +137,7 @@ SCRIPT = """
 def test_a_dumb_terminal_gets_lines_and_no_bar(tmp_path: Path) -> None:
     command = [sys.executable, "-c", textwrap.dedent(SCRIPT)]
     code, dumb = on_a_terminal(command, tmp_path, TERM="dumb")
-    assert code == 0 and "plan: 1 stages" in dumb and "in flight" not in dumb and "\x1b[" not in dumb
+    assert code == 0 and "plan: 1 stage, " in dumb and "in flight" not in dumb and "\x1b[" not in dumb
 
 
 def test_progress_lines_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
