@@ -344,8 +344,10 @@ class Stream:
                 self._transport.pool.give(connection, time.monotonic())
             else:
                 connection.close()
-        self.outcome = self._outcome()
-        self._transport.forget(self)
+        try:
+            self.outcome = self._outcome()
+        finally:
+            self._transport.forget(self)
         self.on_done(self.outcome)
 
     def _outcome(self) -> Outcome:

@@ -27,6 +27,7 @@ import gevent
 from gevent.event import AsyncResult
 
 from bench.client.answer import AnswerOptions, AnswerReader
+from bench.client.chat import asked_model
 from bench.client.dialing import READ, Dialer, Gate, Proxy, Stopped
 from bench.client.endpoint import Endpoint
 from bench.client.errors import ChannelError
@@ -189,9 +190,10 @@ class Transport:
         """
         request = self.request(body, request_id=request_id, method=method, path=path)
         how = self._answer if answer is None else self._with_secrets(answer)
+        model = asked_model(body)
 
         def reader() -> AnswerReader:
-            return AnswerReader(how, pinned_tokens=pinned_tokens)
+            return AnswerReader(how, pinned_tokens=pinned_tokens, model=model)
 
         stream = Stream(self, request, reader, request_id=request_id, on_done=on_done,
                         prompt_read=prompt_read or not self.lazy_reading)
@@ -304,7 +306,8 @@ class Transport:
     def forget(self, stream: Stream) -> None:
         """The stream is done; its outcome says when its answer ended."""
         self.counts.done += 1
-        now_s, end_s = time.monotonic(), stream.outcome.done_at
+        now_s = time.monotonic()
+        end_s = None if stream.outcome is None else stream.outcome.done_at
         _remember(self._ends_s, now_s if end_s is None else end_s, now_s - HISTORY_S - self.settle_s)
         self._streams.pop(stream, None)
         bucket = self._buckets.get(stream.bucket)

@@ -105,10 +105,16 @@ def test_lazy_and_prompt_give_the_same_answer(server: NullServer) -> None:
 def test_the_sampled_share_is_read_promptly(server: NullServer) -> None:
     with transport(server.url, read="auto") as made:
         lazy = _run(made, "auto", n=1, tokens=6)["auto0"]
-        prompt = _run(made, "sample", n=1, tokens=6, prompt_read=True)["sample0"]
-    assert (lazy.read_mode, prompt.read_mode) == ("lazy", "prompt")
-    assert lazy.itl_mean_s is None
-    assert prompt.itl_mean_s == pytest.approx(0.025, abs=0.005)  # the server's gap
+        prompt = _run(made, "sample", n=4, tokens=6, prompt_read=True)
+    truth = server.records()
+    assert lazy.read_mode == "lazy" and lazy.itl_mean_s is None
+    errors_s = []
+    for name, outcome in prompt.items():
+        assert outcome.read_mode == "prompt"
+        _, true_first, true_last, _ = truth[name]
+        if "first_read_bound" not in outcome.flags:  # a busy machine may have kept us from the first output
+            errors_s.append(abs(outcome.itl_mean_s - (true_last - true_first) / 5))  # five gaps, as the server made them
+    assert statistics.median(errors_s) < 0.002
 
 
 @needs_stamps
