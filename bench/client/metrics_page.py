@@ -1,24 +1,20 @@
 """A service's metrics page: fetched, parsed, and read as a `control.alert.Look`'s fields.
 
 Input: the address of a page in Prometheus text format; its text. Output: values under neutral names.
+The text is read by `records.server`, which serves the recording of a run too.
 Does not: keep history or judge. No proxy, no redirect, no key: the page is asked for by its address alone.
 """
 from __future__ import annotations
 
 import math
-import re
 import urllib.error
 import urllib.request
 from typing import Any
 
-from bench.records.server import read_page
+from bench.records.server import Samples, read_samples, samples
 
 TIMEOUT_S = 3.0
 LIMIT_BYTES = 16_000_000
-Samples = dict[str, list[tuple[dict[str, str], float]]]
-
-_LINE = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+\S+)?\s*$")
-_LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"')
 # neutral name -> names of histograms, first one that is there
 HISTOGRAMS = {
     "ttft": ("vllm:time_to_first_token_seconds", "sglang:time_to_first_token_seconds",
@@ -47,20 +43,6 @@ def fetch(url: str, timeout_s: float = TIMEOUT_S) -> str:
         return answer.read(LIMIT_BYTES).decode("utf-8", "replace")
 
 
-def samples(text: str) -> Samples:
-    """Every sample of a page by name; lines that are none are left out."""
-    found: Samples = {}
-    for line in text.splitlines():
-        match = _LINE.match(line) if line[:1] not in ("#", "") else None
-        if match:
-            try:
-                value = float(match[3])
-            except ValueError:
-                continue
-            found.setdefault(match[1], []).append((dict(_LABEL.findall(match[2] or "")), value))
-    return found
-
-
 def buckets(found: Samples, name: str) -> tuple[tuple[float, float], ...]:
     """(upper edge, cumulative count) summed over all label sets; empty when the histogram is not whole."""
     edges: dict[float, float] = {}
@@ -76,8 +58,8 @@ def buckets(found: Samples, name: str) -> tuple[tuple[float, float], ...]:
 
 def fields(text: str) -> dict[str, Any]:
     """The fields of a `Look` that the page tells (without its time). Raises ValueError when it tells nothing known."""
-    _system, row = read_page(text)
     found = samples(text)
+    _system, row = read_samples(found)
     out: dict[str, Any] = {
         "running": row["running"], "waiting": row.get("waiting", 0.0), "kv_usage": row.get("kv_usage"),
         "finished": row.get("requests_total"), "prompt_tokens": row.get("prompt_tokens_total"),

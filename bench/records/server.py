@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, fields
 
 SERVER_METRICS = "server_metrics.csv"
@@ -104,33 +104,41 @@ _LLAMA = {
 SYSTEMS = {
     "vllm": _VLLM, "sglang": _SGLANG, "tgi": _TGI, "trtllm": _TRTLLM, "triton-trtllm": _TRITON, "llama.cpp": _LLAMA,
 }  # fmt: skip
+Samples = dict[str, list[tuple[dict[str, str], float]]]  # name -> (labels, value)
 _SHARES = ("kv_usage",)
 _LINE = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+\S+)?\s*$")
 _LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"')
 
 
-def read_page(text: str) -> tuple[str, dict[str, float]]:
-    """(serving system, column -> value) of a metrics page. Raises ValueError when no known system speaks there."""
-    wanted = {name.partition("{")[0] for names in SYSTEMS.values() for options in names.values() for name in options}
+def samples(text: str, wanted: Collection[str] | None = None) -> Samples:
+    """Every sample of a page with a finite value, by name; `wanted`: only these names. Other lines are left out."""
     found: Samples = {}
     for line in text.splitlines():
         match = _LINE.match(line) if line[:1] not in ("#", "") else None
-        if match and match[1] in wanted:
+        if match and (wanted is None or match[1] in wanted):
             try:
                 value = float(match[3])
             except ValueError:
                 continue
             if math.isfinite(value):
                 found.setdefault(match[1], []).append((dict(_LABEL.findall(match[2] or "")), value))
+    return found
+
+
+def read_page(text: str) -> tuple[str, dict[str, float]]:
+    """(serving system, column -> value) of a metrics page. Raises ValueError when no known system speaks there."""
+    wanted = {name.partition("{")[0] for names in SYSTEMS.values() for options in names.values() for name in options}
+    return read_samples(samples(text, wanted))
+
+
+def read_samples(found: Samples) -> tuple[str, dict[str, float]]:
+    """The same from samples that hold at least the names of `SYSTEMS`."""
     for system, names in SYSTEMS.items():
         row = {c: v for c, options in names.items() if (v := _first(options, found, share=c in _SHARES)) is not None}
         if "running" in row:
             return system, row
     known = ", ".join(SYSTEMS)
     raise ValueError(f"no metric of a known serving system ({known}) is on the page; set target.metrics_url to it")
-
-
-Samples = dict[str, list[tuple[dict[str, str], float]]]
 
 
 def _first(options: Iterable[str], found: Samples, *, share: bool) -> float | None:

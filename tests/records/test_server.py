@@ -6,7 +6,8 @@ import dataclasses
 
 import pytest
 
-from bench.records.server import SERVER_COLUMNS, SERVER_MEANING, ServerRow, read_page
+from bench.client import metrics_page
+from bench.records.server import SERVER_COLUMNS, SERVER_MEANING, ServerRow, read_page, samples
 
 PAGES: dict[str, tuple[str, dict[str, float]]] = {
     # two replicas: 3 + 4 running, 1 + 0 waiting, KV (0.5 + 0.3) / 2
@@ -73,3 +74,14 @@ def test_another_page_is_said_so(page: str) -> None:
 
 def test_every_column_has_a_meaning() -> None:
     assert tuple(SERVER_MEANING) == SERVER_COLUMNS == tuple(f.name for f in dataclasses.fields(ServerRow))
+
+
+def test_samples_of_a_page_with_and_without_a_choice_of_names():
+    page = (
+        "# HELP a_total x\n# TYPE a_total counter\na_total 3\n"
+        'b{k="x",l="a\\"b{c}"} 1.5 1700000000000\nb{k="y"} +Inf\nb{k="z"} NaN\nb{k="w"} oops\nno sample\n\n'
+    )
+    # Infinity, NaN and text are no values; a time stamp after the value is left out.
+    assert samples(page) == {"a_total": [({}, 3.0)], "b": [({"k": "x", "l": 'a\\"b{c}'}, 1.5)]}
+    assert samples(page, {"a_total"}) == {"a_total": [({}, 3.0)]}
+    assert metrics_page.samples is samples  # one reader for both
