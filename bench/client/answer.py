@@ -21,7 +21,7 @@ import zlib
 from dataclasses import dataclass
 from typing import Any
 
-from bench.client.chat import CONTENT, REASONING, TOOL, ChatReader
+from bench.client.chat import CONTENT, REASONING, TOOL, ChatReader, is_other_model
 from bench.client.errors import ProtocolError
 from bench.client.gaps import Gaps
 from bench.client.heaps import HeapCounter
@@ -71,15 +71,18 @@ class AnswerReader:
     """State of one answer; feed it until `complete`, or end it with `eof` or `fail`."""
 
     __slots__ = (
-        "options", "pinned_tokens", "send_at", "first_output", "complete", "coalesced", "body", "done_marker_at",
+        "options", "pinned_tokens", "model", "send_at", "first_output", "complete", "coalesced", "body", "done_marker_at",
         "lazy", "_http", "_sse", "_chat", "_kind", "_plain_path", "_inflate", "_inflated", "_fault", "_headers_at",
         "_first_at", "_content_at", "_last_at", "_done_at", "_at", "_bytes", "_reads", "_read_outputs",
         "_first_read_chunks", "_gaps", "_heaps", "_rest", "_last_output", "_events", "_protocol_broken",
     )  # fmt: skip
 
-    def __init__(self, options: AnswerOptions | None = None, *, pinned_tokens: int | None = None) -> None:
+    def __init__(
+        self, options: AnswerOptions | None = None, *, pinned_tokens: int | None = None, model: str = ""
+    ) -> None:
         self.options = options = options or _DEFAULT
         self.pinned_tokens = pinned_tokens if pinned_tokens is not None else options.pinned_tokens
+        self.model = model  # asked for; empty = not compared with what is served
         self.send_at: float | None = None  # may be set by the owner; only the burst rule uses it
         self.first_output = False
         self.complete = False
@@ -439,6 +442,8 @@ class AnswerReader:
             return self._fault
         if kind == PLAIN:
             return None
+        if http.status in (204, 205):  # by definition without a body
+            return Fault("SC-EMPTY", f"status {http.status}: an answer without content")
         if kind == TEXT:
             return classify_text(self.body, secrets)
         if chat.terminated:
@@ -518,6 +523,8 @@ class AnswerReader:
             flags.add("cached")
         if self._first_read_chunks > 1:
             flags.add("first_read_bound")
+        if is_other_model(self.model, chat.model):
+            flags.add("other_model")
         if chat.after_done:
             flags.add("text_after_done")
         if outcome.status == "ok" and self._kind != PLAIN:

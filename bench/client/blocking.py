@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bench.client.answer import AnswerOptions, AnswerReader
+from bench.client.chat import asked_model
 from bench.client.endpoint import Endpoint
 from bench.client.errors import ProtocolError
 from bench.client.http1 import ResponseParser
@@ -70,7 +71,7 @@ def exchange(
     channel: Channel, method: str, path: str, body: bytes = b"", options: AnswerOptions | None = None
 ) -> tuple[Outcome, AnswerReader]:
     """Send one request on a new connection and read its answer to the end."""
-    reader = AnswerReader(options)
+    reader = AnswerReader(options, model=asked_model(body))
     started = time.monotonic()
     times = _Times()
     sock: socket.socket | None = None

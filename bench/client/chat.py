@@ -24,11 +24,14 @@ from bench.client.redact import redact
 
 NOTHING, CONTENT, REASONING, TOOL = 0, 1, 2, 4
 DONE_MARK = b"[DONE]"
+_MODEL_FIRST = b'{"model":"'
 _loads = orjson.loads
 # Texts are kept for `bench probe` only; more than this of one answer is not shown.
 TEXT_MAX = 1_000_000
 # More choices than this in one request is a broken server, not `n`.
 _CHOICES_MAX = 128
+# Longer names are compared by their beginning.
+MODEL_MAX = 200
 _FAILED_FINISH = {"error", "abort", "cancelled", "canceled"}
 
 
@@ -38,7 +41,7 @@ class ChatReader:
     __slots__ = (
         "chunks", "outputs", "content_chunks", "ttft_chunk", "ttfo_chunk", "finish", "done", "after_done", "fault",
         "prompt_tokens", "cached_tokens", "output_tokens", "timings", "saw_choices", "several", "odd", "text",
-        "reasoning", "tool_calls", "_open", "_keep", "_kept", "_secrets",
+        "reasoning", "tool_calls", "model", "_open", "_keep", "_kept", "_secrets",
     )  # fmt: skip
 
     def __init__(self, *, keep_text: bool = False, secrets: tuple[str, ...] = ()) -> None:
@@ -61,6 +64,7 @@ class ChatReader:
         self.text: list[str] = []
         self.reasoning: list[str] = []
         self.tool_calls: dict[int, dict[str, str]] = {}
+        self.model: str | None = None  # the first model that the answer names
         self._open: set[int] | None = None  # choices without a finish reason, once there are several
         self._keep = keep_text
         self._kept = 0
@@ -104,6 +108,7 @@ class ChatReader:
                 self.saw_choices = True
                 if self.ttfo_chunk is None:
                     self._mark(CONTENT)
+                    self._named(obj)
                 return CONTENT
         except (KeyError, TypeError, ValueError):
             pass
@@ -151,6 +156,13 @@ class ChatReader:
 
     # --- one event, the general way ---
 
+    def _named(self, obj: dict[str, Any]) -> None:
+        """Keep the first model that an event names: at the top, or in the `response` or `message` it begins."""
+        for holder in (obj, obj.get("response"), obj.get("message")):
+            name = holder.get("model") if isinstance(holder, dict) else None
+            if self.model is None and isinstance(name, str) and name:
+                self.model = name[:MODEL_MAX]
+
     def _mark(self, found: int) -> None:
         if self.ttft_chunk is None:
             self.ttft_chunk = self.chunks
@@ -193,6 +205,8 @@ class ChatReader:
         if kind == "error" or _error_of(obj) is not None:
             # An error ends the answer's claim to success; output in the same event still came.
             self.fault = self.fault or classify_error_object(obj, streamed=True, secrets=self._secrets)
+        if self.model is None:
+            self._named(obj)
         found = NOTHING
         choices = obj.get("choices")
         event_type = obj.get("type")
@@ -455,6 +469,32 @@ def _count(*values: Any) -> int | None:
 
 def _start(data: bytes) -> str:
     return repr(bytes(data[:80]).decode("utf-8", "replace"))
+
+
+def asked_model(body: bytes) -> str:
+    """Return the model that a body of `request_body` asks for; empty when it names none in the first place."""
+    if not body.startswith(_MODEL_FIRST):
+        return ""
+    end = body.find(b'"', len(_MODEL_FIRST))
+    name = body[len(_MODEL_FIRST) : end]
+    if end < 0 or b"\\" in name:  # an escaped character: rare, so parsed whole
+        try:
+            name = _loads(body)["model"].encode()
+        except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
+            return ""
+    return name.decode("utf-8", "replace")[:MODEL_MAX]
+
+
+def is_other_model(asked: str, served: str | None) -> bool:
+    """Return True when the two names are of different models: neither is a longer or shorter form of the other.
+
+    Case does not count. Nor does a folder or vendor before the last `/`: `vendor/m` is served as `m-2024-08`.
+    """
+    if not asked or not served:
+        return False
+    pairs = [(asked.casefold(), served.casefold())]
+    pairs.append((pairs[0][0].rstrip("/").rpartition("/")[2], pairs[0][1].rstrip("/").rpartition("/")[2]))
+    return not any(one in other or other in one for one, other in pairs)
 
 
 def request_body(

@@ -334,6 +334,8 @@ class Preflight:
             notes.append("the tokens came in one piece: something on the way buffers, so TPOT would be false")
         if "short" in outcome.flags:
             notes.append(f"{outcome.output_tokens} of {TOKENS} tokens: the service does not keep to the asked length")
+        if "other_model" in outcome.flags:
+            notes.append("the answer names another model than the one asked for: is it routed to something else?")
         if "cached" in outcome.flags:
             notes.append("the service took part of a new prompt from its cache")
         found = f"{outcome.chunks} events with output, {outcome.output_tokens} tokens ({outcome.output_tokens_source})"

@@ -88,7 +88,7 @@ def _grams(secret: str) -> tuple[frozenset[str], frozenset[str], frozenset[str]]
     raw = secret.encode("utf-8", "replace")
     exact = [secret[::-1]]
     for before in range(3):
-        # The first characters of a later alignment hold bits of what stands before the secret, the last of what follows.
+        # The first characters of a later alignment hold bits of what stands before it, the last of what follows.
         whole = base64.b64encode(b"\0" * before + raw).decode("ascii")
         form = whole[(0, 2, 3)[before] : (before + len(raw)) * 8 // 6]
         exact += [form, form.replace("+", "-").replace("/", "_")]

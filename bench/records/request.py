@@ -23,6 +23,7 @@ FLAGS = {
     "cached": "the service reported cached prompt tokens",
     "first_read_bound": "the first read held several output events: TTFT is an upper bound",
     "no_done": "the stream had a finish reason but no [DONE]",
+    "other_model": "the answer names another model than the one asked for",
     "retried": "sent again on a new connection: a kept one had died before any byte of the answer",
     "short": "fewer output tokens than the pinned length",
     "text_after_done": "bytes came after [DONE]",

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bench.client.answer import AnswerOptions, AnswerReader
+from bench.client.chat import asked_model, request_body
 from bench.client.outcome import CODES, FAIL_KINDS, Outcome
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -219,6 +220,8 @@ FAILURES = {
     "empty body": ([b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"], "SC-TRUNCATED"),
     "done without output": ([HEAD, framed(ROLE, FINISH, DONE), END], "SC-EMPTY"),
     "only done": ([HEAD, framed(DONE), END], "SC-EMPTY"),
+    "204": ([b"HTTP/1.1 204 No Content\r\n\r\n"], "SC-EMPTY"),
+    "205 with a length": ([b"HTTP/1.1 205 Reset Content\r\nContent-Length: 0\r\n\r\n"], "SC-EMPTY"),
     "no bytes": ([], "CH-CLOSED"),
     "half a header block": ([HEAD[:30]], "CH-CLOSED"),
     "bad JSON": ([HEAD, framed(token(), b"data: {oops\n\n", FINISH, DONE), END], "SC-JSON"),
@@ -687,3 +690,54 @@ def test_no_bytes_raise_and_memory_stays_bounded(pieces: list[bytes], lazy: bool
     assert (outcome.status == "ok") == (outcome.code is None)
     assert outcome.code is None or outcome.code in CODES
     assert outcome.chunks is not None and outcome.chunks <= came
+
+
+def named(text: str, model: str) -> bytes:
+    return event({"content": text}, model=model)
+
+
+@pytest.mark.parametrize(
+    ("asked", "served", "other"),
+    [
+        ("gpt-4o", "gpt-4o", False),
+        ("gpt-4o", "gpt-4o-2024-08-06", False),  # the served name is longer
+        ("Qwen/Qwen2.5-7B-Instruct", "qwen2.5-7b-instruct", False),  # shorter, other case
+        ("vendor/m-7b", "m-7b-2024", False),  # without the vendor the longer one
+        ("/models/m-7b/", "m-7b", False),
+        ("gpt-4o", "gpt-3.5-turbo", True),
+        ("qwen2.5-72b", "qwen2.5-7b", True),
+        ("gpt-4o", "", False),
+        ("", "gpt-4o", False),
+        ('a"b', "c", True),
+        ("模型-大", "模型-小", True),
+    ],
+)
+@pytest.mark.parametrize("first", ["token", "role", "reasoning", "body"])
+def test_another_model_than_asked_is_flagged(asked: str, served: str, other: bool, first: str) -> None:
+    more = {"model": served} if served else {}
+    if first == "body":
+        body = json.dumps({"choices": [{"message": {"content": "hi"}, "finish_reason": "stop"}], **more}).encode()
+        pieces = [b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body), body]
+    else:
+        delta = {"token": {"content": "x"}, "role": {"role": "assistant"}, "reasoning": {"reasoning": "x"}}[first]
+        pieces = [HEAD, framed(event(delta, **more)), *[framed(event({"content": "y"}, **more))] * 8, framed(FINISH, DONE) + END]
+    model = asked_model(request_body(asked, "p", 9))
+    assert model == asked
+    outcome = read(*pieces, model=model)
+    assert outcome.status == "ok" and ("other_model" in outcome.flags) is other
+
+
+def test_the_model_named_in_the_dialects_events() -> None:
+    start = b'data: {"type":"message_start","message":{"model":"other","content":[]}}\n\n'
+    text = b'data: {"type":"content_block_delta","delta":{"type":"text_delta","text":"x"}}\n\n'
+    stop = b'data: {"type":"message_stop"}\n\n'
+    assert "other_model" in read(HEAD, framed(start, text, stop) + END, model="mine").flags
+    made = b'data: {"type":"response.created","response":{"model":"other"}}\n\n'
+    delta = b'data: {"type":"response.output_text.delta","delta":"x"}\n\n'
+    done = b'data: {"type":"response.completed","response":{"status":"completed","model":"mine"}}\n\n'
+    assert "other_model" in read(HEAD, framed(made, delta, done) + END, model="mine").flags
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b'{"prompt":"x","model":"m"}', b'{"model":7}', b'{"model":"m', b'{"model":"\\'])
+def test_a_body_that_names_no_model_first(body: bytes) -> None:
+    assert asked_model(body) == ""
