@@ -294,7 +294,8 @@ def _assemble(
     bound, limit = _clock_bound(raw), CLOCK_LIMIT * slo.ttft_deadline_s
     interrupted = bool(raw.get("interrupted")) or any("interrupted" in s.marks for s in stages)
     judged = verdict(Facts(gates, stages, problems, csv_check, errors, target, interrupted, at, bound, limit,
-                           asked if notes else None, stopped_by=str(raw.get("stopped_by") or "")))  # fmt: skip
+                           asked if notes else None, stopped_by=str(raw.get("stopped_by") or ""),
+                           unfinished=bool(raw) and raw.get("finished_utc") is None))  # fmt: skip
     judged.reasons.extend(notes)
     if judged.status == "INVALID":
         found = _withheld(slo.attainment_target, "The run is INVALID, so no capacity figure is given; see the reasons.")

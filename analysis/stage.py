@@ -214,7 +214,10 @@ def _public(
     done = ledger["done_s"][mine]
     with np.errstate(invalid="ignore"):
         ended = mine[(checked.status[mine] == OK) & (done >= t0) & (done < t1)]
-        sent = ledger["sent_s"][mine]
+        # an attempt that found no connection was due and made: the service's fault, not the sender's
+        attempted = np.isnan(ledger["sent_s"]) & (checked.status != UNSENT)
+        tried_s = np.where(attempted, ledger["intended_s"], ledger["sent_s"])
+        sent = tried_s[mine]
         sent_in_window = int(np.count_nonzero((sent >= t0) & (sent < t1)))
     tokens = ledger["output_tokens"][ended]
     joint = att.share_interval(found.joint)
@@ -223,7 +226,7 @@ def _public(
     health = client_health(context.gauge, t0, t1, float(kernel[ok].mean()) if answered else None)
     varying = context.varying or _rate_varies(ledger["offered_qps"][mine])
     stimulated, reasons = stimulus(
-        intended_s=ledger["intended_s"][window], sent_s=ledger["sent_s"][window], t0=t0, t1=t1, process=row.process,
+        intended_s=ledger["intended_s"][window], sent_s=tried_s[window], t0=t0, t1=t1, process=row.process,
         offered_qps=row.offered_qps, burstiness=context.burstiness, varying_rate=varying, health=health,
         ttft_deadline_s=slo.ttft_deadline_s, stage=row.stage, sent_in_window=sent_in_window,
         own_machine=context.own_machine,

@@ -55,6 +55,7 @@ class Facts:
     clock_limit_s: float = 0.005
     target_of_config: float | None = None  # when the run was judged at its own rate instead
     stopped_by: str = ""  # the abort gate that ended the run early
+    unfinished: bool = False  # the master never wrote the end of its run
 
 
 def exit_code(codes: Iterable[int]) -> int:
@@ -66,6 +67,10 @@ def exit_code(codes: Iterable[int]) -> int:
 def run_reasons(facts: Facts) -> list[Reason]:
     """Reasons that concern the whole run."""
     out: list[Reason] = []
+    if facts.unfinished:
+        text = "the run has no end: its master died, or still runs; stages may be missing"
+        step = "look in log.txt for what ended it; `bench recover` puts rows together that workers kept; run again"
+        out.append(Reason("INV-UNFINISHED", "invalid", text, step))
     for problem in facts.problems:
         reason_id = FATAL_PROBLEMS.get(problem.problem_id)
         if reason_id:
