@@ -365,7 +365,10 @@ def gate_view(ctx: Context, gate: Gate) -> dict[str, Any]:
         "text": gate.text if t.lang == "en" else "",
         "at": at,
         "limit": f"{gate.operator.replace('<=', '≤').replace('>=', '≥')} {f.measure(limit, unit)}",
-        "measured": f.measure(measured, unit),
+        # judged without its number: there is one, but too few samples to print it (the text says so)
+        "measured": t("withheld")
+        if measured is None and gate.status in ("pass", "fail")
+        else f.measure(measured, unit),
         "margin": margin,
         "kind": GATE_KINDS.get(gate.status, "none"),
         "word": t.known(f"gate_{gate.status}", gate.status)

@@ -193,3 +193,14 @@ def test_chinese_stands_beside_the_english_files(tmp_path):
     assert ((tmp_path / "report.html").read_bytes(), (tmp_path / "summary.md").read_bytes()) == english
     assert '<html lang="zh-CN">' in (tmp_path / "report.zh-CN.html").read_text(encoding="utf-8")
     assert (tmp_path / "summary.zh-CN.md").exists()
+
+
+def test_a_gate_judged_without_its_percentile_says_withheld_and_not_unmeasured():
+    analysis = examples.sweep()
+    judged, silent = analysis.gates[0], analysis.gates[1]
+    judged.measured, judged.status = None, "pass"
+    silent.measured, silent.status = None, "not_measured"
+    rows = [row for row in markdown(analysis).splitlines() if row.startswith("| ")]
+    assert sum("withheld" in row and "✓" in row for row in rows) == 1
+    unmeasured = sum(g.status == "not_measured" for g in analysis.gates)
+    assert sum("| not measured |" in row for row in rows) == unmeasured >= 1
