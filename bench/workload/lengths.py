@@ -200,7 +200,7 @@ def read_lengths(path: Path) -> list[int]:
         while line := stream.readline(MAX_FILE_LINE + 1):
             number += 1
             if len(line) > MAX_FILE_LINE:
-                raise ValueError(f"{path}:{number}: line longer than {MAX_FILE_LINE} characters; this is no length file")
+                raise ValueError(f"{path}:{number}: line longer than {MAX_FILE_LINE} characters; no length file")
             if number > MAX_FILE_LINES:
                 raise ValueError(f"{path}:{number}: more than {MAX_FILE_LINES} lines; take a sample of the file")
             text = line.partition("#")[0].strip()
