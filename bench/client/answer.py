@@ -72,7 +72,8 @@ class AnswerReader:
 
     __slots__ = (
         "options", "pinned_tokens", "model", "send_at", "first_output", "complete", "coalesced", "body",
-        "done_marker_at", "lazy", "_http", "_sse", "_chat", "_kind", "_plain_path", "_inflate", "_inflated", "_fault", "_headers_at",
+        "done_marker_at", "lazy", "_http", "_sse", "_chat", "_kind", "_plain_path", "_inflate", "_inflated", "_fault",
+        "_headers_at",
         "_first_at", "_content_at", "_last_at", "_done_at", "_at", "_bytes", "_reads", "_read_outputs",
         "_first_read_chunks", "_gaps", "_heaps", "_rest", "_last_output", "_events", "_protocol_broken",
     )  # fmt: skip

@@ -7,9 +7,8 @@ Does not: count what was sent; who sends compares that with the same numbers.
 
 from __future__ import annotations
 
-from typing import Any
-
 from dataclasses import dataclass
+from typing import Any
 
 from bench.config.errors import Problem
 from bench.config.schema import Config, Limits

@@ -1,6 +1,6 @@
 """What keys must mean together; each row shows its arithmetic."""
 
-# ruff: noqa: E501 (tables: one row a line)
+
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """`.env` lines, read as a shell would read plain assignments."""
 
-# ruff: noqa: E501 (tables: one row a line)
+
 
 from __future__ import annotations
 

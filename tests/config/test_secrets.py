@@ -1,6 +1,6 @@
 """The API key is found where it may be, refused where it may not, and never shown."""
 
-# ruff: noqa: E501 (tables: one row a line)
+
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """`bench validate`: what it prints, its exit codes, and that it starts without Locust."""
 
-# ruff: noqa: E501 (tables: one row a line)
+
 
 from __future__ import annotations
 

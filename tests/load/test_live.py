@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.records.packing import batch_of
-from bench.records.packing import pack, unpack
+from bench.records.packing import batch_of, pack, unpack
 from bench.records.request import RequestRow
 from bench.workload.plan import build_plan
 from locustfiles.live import SERIES_POINTS, GateCount, Histogram, Live, applies

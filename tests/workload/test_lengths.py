@@ -1,6 +1,6 @@
 """Every law of lengths knows its own moments, quantiles and the mass at its bounds."""
 
-# ruff: noqa: E501 (tables: one row a line)
+
 
 from __future__ import annotations
 

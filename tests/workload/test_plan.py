@@ -1,6 +1,6 @@
 """Shapes become stages; a plan survives JSON; bad arguments name the key to change."""
 
-# ruff: noqa: E501 (tables: one row a line)
+
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A schedule is a pure function of plan and stage: the same on every worker and machine, each purpose on its own."""
 
-# ruff: noqa: E501 (tables: one row a line)
+
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 `tests/data/traces` holds two small files of these formats, made by the functions below (UPDATE_GOLDEN=1).
 """
 
-# ruff: noqa: E501 (tables: one row a line)
+
 
 from __future__ import annotations
 
