@@ -29,7 +29,7 @@ demo: $(READY)
 	@$(PY) -m bench demo
 
 test: $(READY_DEV)
-	$(PY) -m pytest -n 2 --dist loadfile
+	$(PY) -m pytest -n 3 --dist loadfile
 
 evidence: $(READY_DEV)
 	$(PY) -m pytest -m "slow or evidence" --timeout 3600

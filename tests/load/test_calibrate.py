@@ -22,6 +22,7 @@ CONFIG = config_with(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_measured_run_gives_back_the_engine(run_bench: Any) -> None:
     ran = run_bench(config=CONFIG)
     assert ran.code in (0, 1, 4), ran.out + ran.err

@@ -52,7 +52,7 @@ def locust_of(process: subprocess.Popen[str]) -> psutil.Process:
     return next(p for p in psutil.Process(process.pid).children() if "locust" in p.cmdline())
 
 
-@pytest.mark.parametrize("processes", ["1", "2"])
+@pytest.mark.parametrize("processes", ["1", pytest.param("2", marks=pytest.mark.slow)])
 def test_a_killed_locust_leaves_a_whole_ledger_and_an_invalid_run(tmp_path: Path, processes: str) -> None:
     process = start(tmp_path, config_with(**LONG), "--processes", processes)
     try:

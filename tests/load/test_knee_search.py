@@ -42,6 +42,7 @@ def virtual_knee(path: Path) -> float:
     return (low + high) / 2
 
 
+@pytest.mark.slow
 def test_the_search_finds_the_knee_of_virtual_time_and_holds_the_watermark(run_bench: Any) -> None:
     """Stages of three seconds on a busy machine: the interval, widened by 15 %, holds the virtual knee."""
     ran = run_bench("--shape", "knee_search", config=CONFIG, timeout=110)

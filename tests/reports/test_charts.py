@@ -48,7 +48,10 @@ def all_charts(ctx: Context) -> list:
     return [c for c in out if c is not None]
 
 
-@pytest.mark.parametrize("name", ["sweep", "invalid", "empty", "one_stage", "simulated", "many", "nothing"])
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("one_stage", "simulated", "many")]
+
+
+@pytest.mark.parametrize("name", ["sweep", "invalid", "empty", "nothing", *SLOW])
 def test_specs_are_valid_vega_lite_without_infinities(name):
     for chart in all_charts(context(name)):
         spec = static_spec(chart)
