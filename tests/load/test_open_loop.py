@@ -163,11 +163,11 @@ def test_a_limit_stops_a_running_load_in_order(run_locust: Any, config_file: Pat
     config["limits"] = {"max_requests": 20}
     path = tmp_path / "limited.json"
     path.write_text(json.dumps(config), encoding="utf-8")
-    ran = run_locust("--bench-config", str(path))
+    ran = run_locust("--bench-config", str(path), "--stage-duration", "8")  # 80 arrivals are planned
     first, second = ran.rows("stages.csv")
     rows = ran.rows()
     assert ran.code == 4 and any("limits.max_requests is 20" in p for p in ran.run()["problems"])
     assert first["marks"] == "limit" and "not_run" in second["marks"] and len(rows) == int(first["planned"])
     sent = [row for row in rows if row["status"] != "unsent"]
-    assert 20 <= len(sent) <= 26  # looked at five times a second, at 10 arrivals a second
+    assert 20 < len(sent) <= 40  # looked at five times a second, at 10 arrivals a second; a busy machine looks later
     assert {row["code"] for row in rows if row["status"] == "unsent"} == {"CL-STOP"}
