@@ -46,6 +46,7 @@ from bench.workload.plan import Plan, Stage
 from bench.workload.prompts import PromptMaker
 from bench.workload.schedule import Schedule, build_schedule
 from locustfiles import messages, stats
+from locustfiles.calm import calm
 from locustfiles.clock import ClockOffset, clock_id, now_s
 from locustfiles.pacing import Waiter
 from locustfiles.shards import ShardKeeper
@@ -239,6 +240,7 @@ class Generator:
     def run(self) -> None:
         """Take stage after stage from the master; ends only with its greenlet."""
         self._start_helpers()
+        calm()
         while True:
             data = self.jobs.get()
             try:
