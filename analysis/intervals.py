@@ -92,23 +92,32 @@ def lag1_correlation(batch_means: np.ndarray) -> float:
     return float((d[1:] * d[:-1]).sum() / total) if total > 0 else 0.0
 
 
+def _variance_ratio(indicator: np.ndarray, batches: int) -> tuple[float, np.ndarray] | None:
+    """(Var(batch means) * batch size / Var(values), the means); None with too few values or without variation."""
+    n = len(indicator)
+    batches = min(batches, n // MIN_BATCH)
+    if batches < BATCHES:
+        return None
+    size = n // batches
+    x = np.asarray(indicator[: size * batches], dtype=np.float64)
+    variance = float(x.var())
+    if variance <= 0:
+        return None
+    means = x.reshape(batches, size).mean(axis=1)
+    return float(means.var(ddof=1)) * size / variance, means
+
+
 def variance_inflation(indicator: np.ndarray, batches: int = DEPENDENCE_BATCHES) -> float:
     """How many times larger the variance of a mean is than for independent values, at least 1.
 
     Var(batch means) * batch size / Var(values), from batch means; taken as 1 unless it
     exceeds the upper 10 % point that independent values would reach by chance.
     """
-    n = len(indicator)
-    batches = min(batches, n // MIN_BATCH)
-    if batches < BATCHES:
+    found = _variance_ratio(indicator, batches)
+    if found is None:
         return 1.0
-    size = n // batches
-    x = np.asarray(indicator[: size * batches], dtype=np.float64)
-    variance = float(x.var())
-    if variance <= 0:
-        return 1.0
-    means = x.reshape(batches, size).mean(axis=1)
-    ratio = float(means.var(ddof=1)) * size / variance
+    ratio, means = found
+    batches = len(means)
     by_chance = float(special.chdtri(batches - 1, 0.10)) / (batches - 1)
     if ratio <= by_chance:
         return 1.0
@@ -120,16 +129,10 @@ def variance_inflation(indicator: np.ndarray, batches: int = DEPENDENCE_BATCHES)
 
 def inflation_floor(indicator: np.ndarray, batches: int = DEPENDENCE_BATCHES) -> float:
     """One-sided lower 95 % bound of the variance inflation (chi-square on the batch means), at least 1."""
-    n = len(indicator)
-    batches = min(batches, n // MIN_BATCH)
-    if batches < BATCHES:
+    found = _variance_ratio(indicator, batches)
+    if found is None:
         return 1.0
-    size = n // batches
-    x = np.asarray(indicator[: size * batches], dtype=np.float64)
-    variance = float(x.var())
-    if variance <= 0:
-        return 1.0
-    ratio = float(x.reshape(batches, size).mean(axis=1).var(ddof=1)) * size / variance
+    ratio, batches = found[0], len(found[1])
     return max(1.0, ratio * (batches - 1) / float(special.chdtri(batches - 1, 0.05)))
 
 
@@ -140,16 +143,14 @@ def inflation_ceiling(indicator: np.ndarray, batches: int = DEPENDENCE_BATCHES) 
     Too few values for batches: n, that is, the whole sample counts as one observation.
     """
     n = len(indicator)
-    batches = min(batches, n // MIN_BATCH)
-    if batches < BATCHES:
+    if min(batches, n // MIN_BATCH) < BATCHES:
         return float(max(n, 1))
-    size = n // batches
-    x = np.asarray(indicator[: size * batches], dtype=np.float64)
-    variance = float(x.var())
-    if variance <= 0:
+    found = _variance_ratio(indicator, batches)
+    if found is None:
         return 1.0  # all alike: nothing to share a state about
-    means = x.reshape(batches, size).mean(axis=1)
-    ratio = float(means.var(ddof=1)) * size / variance * (batches - 1) / float(special.chdtri(batches - 1, 0.95))
+    ratio, means = found
+    batches = len(means)
+    ratio = ratio * (batches - 1) / float(special.chdtri(batches - 1, 0.95))
     r = min(max(lag1_correlation(means), 0.0), 0.9)
     return min(max(1.0, ratio * (1 + r) / (1 - r)), float(n))
 
