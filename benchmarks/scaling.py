@@ -30,7 +30,8 @@ from typing import Any
 
 import psutil
 
-from bench.commands.job import PROJECT, _free_port
+from bench.commands.job_options import PROJECT
+from bench.commands.locust_process import free_port
 
 HEARTBEAT_ROWS = 400  # rows a second of each simulated worker under --master
 
@@ -76,7 +77,7 @@ def run(*, rate: float, tokens: int, seconds: float, workers: int, gap_ms: float
 
 def start_locust(folder: Path, workers: int) -> list[subprocess.Popen[Any]]:
     """Master first, then the workers."""
-    port = str(_free_port())
+    port = str(free_port())
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("BENCH_", "LOCUST_", "TAOTOKEN_"))}
     files = f"{PROJECT / 'locustfiles' / 'chat.py'},{PROJECT / 'shapes' / 'sweep.py'}"
     base = [sys.executable, "-m", "locust", "-f", files, "--only-summary"]

@@ -25,6 +25,7 @@ from bench.commands.options import load_options
 @load_options
 def command(**load: Any) -> None:
     """Run the demo and exit with its code."""
-    from bench.commands.job import PROJECT, JobOptions, run_job
+    from bench.commands.job import run_job
+    from bench.commands.job_options import PROJECT, JobOptions
 
     sys.exit(run_job(JobOptions(config=PROJECT / "configs" / "demo.json", command=["bench", *sys.argv[1:]], **load)))

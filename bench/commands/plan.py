@@ -119,7 +119,8 @@ def _run_folder(run: Path | None, config: Path | None) -> Iterator[Path]:
         yield run
         return
     from analysis.analyse import write_analysis
-    from bench.commands.job import JobError, JobOptions, _Console
+    from bench.commands.console import Console
+    from bench.commands.job_options import JobError, JobOptions
     from bench.commands.simulate import _simulate
 
     assert config is not None
@@ -127,7 +128,7 @@ def _run_folder(run: Path | None, config: Path | None) -> Iterator[Path]:
         folder = Path(name) / "run"
         options = JobOptions(config=config, run_dir=folder, quiet=True)
         try:
-            _simulate(options, {}, None, _Console(options))
+            _simulate(options, {}, None, Console(options))
         except JobError as error:
             raise PlanRefused(str(error), error.exit_code) from None
         write_analysis(folder)

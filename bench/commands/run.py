@@ -75,7 +75,8 @@ SHAPES = ("sweep", "repeat", "ramp", "spike", "smoke", "replay", "single", "hold
 def command(config: Path, shape: str, users: int, base_url: str, model: str, baseline: Path | None,
             no_preflight: bool, **load: Any) -> None:  # fmt: skip
     """Run one job and exit with its code."""
-    from bench.commands.job import JobOptions, run_job
+    from bench.commands.job import run_job
+    from bench.commands.job_options import JobOptions
 
     options = JobOptions(
         config=config, shape=shape, users=users, base_url=base_url, model=model, preflight=not no_preflight,

@@ -74,7 +74,9 @@ def command(config: Path, shape: str, qps: str, stage_duration: float, repeats: 
             trace: Path | None, rate_scale: float | None, old: Path | None, compare: Path | None, seeds: int,
             run_dir: Path | None, lang: str, decisions: bool, no_report: bool, as_json: bool, quiet: bool) -> None:
     """Simulate and exit with the verdict's code."""
-    from bench.commands.job import JobError, JobOptions, _Console, finish_run
+    from bench.commands.console import Console
+    from bench.commands.finish import finish_run
+    from bench.commands.job_options import JobError, JobOptions
     from bench.config import ConfigError
 
     if trace is not None and old is not None:
@@ -83,7 +85,7 @@ def command(config: Path, shape: str, qps: str, stage_duration: float, repeats: 
         config=config, shape="replay" if trace else shape, run_dir=run_dir, qps=qps, stage_duration_s=stage_duration,
         repeats=repeats, seed=seed, lang=lang, as_json=as_json, quiet=quiet,
     )
-    say = _Console(options)
+    say = Console(options)
     try:
         overrides = _overrides(sets, trace, rate_scale)
         if compare is not None:
@@ -120,20 +122,8 @@ def _overrides(sets: tuple[str, ...], trace: Path | None, rate_scale: float | No
     return found
 
 
-def _plan(options: Any, config: Any) -> Any:
-    from bench.commands.job import JobError
-    from bench.workload.plan import PlanError, build_plan
-
-    try:
-        rates = [float(part) for part in options.qps.split(",") if part.strip()] or None
-        return build_plan(config, options.shape, qps=rates, duration_s=options.stage_duration_s or None,
-                          repeats=options.repeats or None, seed=options.seed or None)
-    except (PlanError, ValueError) as error:
-        raise JobError(str(error), USAGE_EXIT) from None
-
-
 def _engine(config: Any) -> Any:
-    from bench.commands.job import JobError
+    from bench.commands.job_options import JobError
     from engine.settings import EngineConfig
 
     try:
@@ -147,7 +137,7 @@ def _simulate(options: Any, overrides: dict[str, Any], old: Path | None, say: An
     from contextlib import ExitStack
 
     from bench.commands.decisions import DECISIONS, writer
-    from bench.commands.job import _make_run_dir
+    from bench.commands.prepare import make_run_dir, plan_of
     from bench.config import load_config
     from engine.simulate import simulate_stages
 
@@ -156,11 +146,11 @@ def _simulate(options: Any, overrides: dict[str, Any], old: Path | None, say: An
         for problem in resolved.warnings:
             if problem.id != "CFG-012":  # nothing is sent, so no address is needed
                 say.note(f"note: {problem.text()}")
-    plan, engine = _plan(options, resolved.config), _engine(resolved.config)
+    plan, engine = plan_of(options, resolved.config), _engine(resolved.config)
     rerun = _old_run(old, plan, say) if old is not None else None
     if rerun is not None:
         plan = rerun.plan
-    folder = _make_run_dir(options)
+    folder = make_run_dir(options)
     started = datetime.datetime.now(datetime.UTC)
     with ExitStack() as stack:
         journal = stack.enter_context(writer(folder / DECISIONS)) if decisions else None
@@ -212,7 +202,7 @@ def _write_info(folder: Path, resolved: Any, plan: Any, engine: Any, started: da
 
 def _old_run(folder: Path, plan: Any, say: Any) -> Any:
     """The load of an old run folder."""
-    from bench.commands.job import JobError
+    from bench.commands.job_options import JobError
     from engine.rerun import rerun
 
     try:
@@ -243,7 +233,8 @@ def _compare(options: Any, overrides: dict[str, Any], path: Path, seeds: int, sa
     import yaml
 
     from analysis.compare import cells as cells_of
-    from bench.commands.job import JobError
+    from bench.commands.job_options import JobError
+    from bench.commands.prepare import plan_of
     from bench.config import load_config
     from engine.compare import samples
     from reports.overlay import overlay_svg
@@ -260,7 +251,7 @@ def _compare(options: Any, overrides: dict[str, Any], path: Path, seeds: int, sa
         engine, target = _engine(config), config.slo.attainment_target
         first, started = options.seed or config.loadgen.seed, time.process_time()
         for offset in range(seeds):
-            plan = _plan(replace(options, seed=first + offset), config)
+            plan = plan_of(replace(options, seed=first + offset), config)
             found += samples(str(name), plan, config, engine)
         spent[str(name)] = time.process_time() - started
         changed = ", ".join(f"{k}={v}" for k, v in keys.items()) or "as configured"

@@ -16,7 +16,7 @@ from analysis.gates import default_gates, evaluate
 from analysis.knee import capacity
 from analysis.verdict import Facts, exit_code, verdict
 from bench.commands.analyse import summary_lines, verdict_lines
-from bench.commands.job import meaning, plan_text
+from bench.commands.console import meaning, plan_text
 from bench.records.analysis import ErrorGroup, Interval, Little, Percentiles, Reason, StageAnalysis, Stimulus
 from bench.records.request import LedgerProblem
 

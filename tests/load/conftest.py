@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from bench.commands.engine_process import EngineProcess, start_engine
-from bench.commands.job import PROJECT, _free_port
+from bench.commands.job_options import PROJECT
+from bench.commands.locust_process import free_port
 
 # Short answers of about ten tokens: a stage of three seconds drains in a tenth of one.
 CONFIG: dict[str, Any] = {
@@ -84,7 +85,7 @@ def locust_command(*arguments: str, files: str = "chat.py", shape: str | None = 
 
 def own_port() -> tuple[str, ...]:
     """Arguments that keep master and workers on a free loopback port."""
-    port = str(_free_port())
+    port = str(free_port())
     return (
         "--master-bind-host",
         "127.0.0.1",

@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 
-from bench.commands.job import JobOptions, _Console
+from bench.commands.console import Console
+from bench.commands.job_options import JobOptions
 from tests.load.conftest import Ran, clean_environment, config_with
 
 ABORT = {"metric": "tpot", "statistic": "p50", "operator": "<=", "value": 1, "at": 60, "abort": True}
@@ -124,8 +125,9 @@ def test_the_ledger_of_an_aborted_run_has_every_planned_arrival(aborted: Ran) ->
 SCRIPT = """
     from pathlib import Path
     from types import SimpleNamespace
-    from bench.commands.job import JobOptions, _Console
-    say = _Console(JobOptions(config=Path("c.json")))
+    from bench.commands.console import Console
+    from bench.commands.job_options import JobOptions
+    say = Console(JobOptions(config=Path("c.json")))
     say.plan(SimpleNamespace(stages=[SimpleNamespace(duration_s=3.0, expected_arrivals=9.0)]))
     say.progress({"event": "stage", "number": 1, "of": 1, "name": "00 chat @5", "planned": 9, "duration_s": 3.0})
     say.progress({"event": "live", "number": 1, "attainment": [0.5, 1.0], "in_flight": 3, "verdict": "open"})
@@ -141,7 +143,7 @@ def test_a_dumb_terminal_gets_lines_and_no_bar(tmp_path: Path) -> None:
 
 
 def test_progress_lines_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    say = _Console(JobOptions(config=Path("c.json")))
+    say = Console(JobOptions(config=Path("c.json")))
     say.progress({"event": "stage", "number": 1, "of": 2, "name": "00 chat @5", "planned": 9, "duration_s": 3.0})
     say.progress({"event": "live", "number": 1, "attainment": [0.5, 1.0], "in_flight": 3, "verdict": "open"})
     say.progress({"event": "drain", "number": 1, "in_flight": None})

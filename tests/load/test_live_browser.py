@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from bench.commands.job import PROJECT
+from bench.commands.job_options import PROJECT
 from tests.load.test_live_web import served, wait_until  # noqa: F401 (a fixture)
 from tests.load.test_web import Page
 

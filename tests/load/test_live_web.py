@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from bench.commands.job import PROJECT, _free_port
+from bench.commands.job_options import PROJECT
+from bench.commands.locust_process import free_port
 from tests.load.conftest import CONFIG, clean_environment, config_with, end, locust_command
 from tests.load.test_web import KEY, Page
 
@@ -26,7 +27,7 @@ def served(engine: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pa
     """Locust's web page below a base path, with our locustfile and no shape."""
     folder = tmp_path_factory.mktemp("web")
     (folder / "config.json").write_text(json.dumps(config_with(loadgen={"output_len_mu": 3.5})), encoding="utf-8")
-    port = _free_port()
+    port = free_port()
     process = subprocess.Popen(
         locust_command("--web-host", "127.0.0.1", "--web-port", str(port), "--web-base-path", "/bench", "--bench-config",
                        "config.json", shape=None),

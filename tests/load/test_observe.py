@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from bench.commands.job import _free_port
+from bench.commands.locust_process import free_port
 
 from .conftest import Ran, clean_environment, end, locust_command
 
@@ -35,7 +35,7 @@ def page(port: int) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
 def watched(engine: Any, config_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A run and the pages that were seen while it lasted."""
     folder = tmp_path_factory.mktemp("observe")
-    port, pages = _free_port(), []
+    port, pages = free_port(), []
     process = subprocess.Popen(
         locust_command("--headless", "--bench-config", str(config_file), "--run-dir", str(folder / "run"),
                        "--qps-stages", "20,30", "--metrics-port", str(port)),

@@ -9,7 +9,7 @@ import textwrap
 
 import pytest
 
-from bench.commands.job import PROJECT
+from bench.commands.job_options import PROJECT
 
 # In a process of its own: importing gevent's loop here would change the tests around it.
 SCRIPT = """

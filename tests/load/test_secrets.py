@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from bench.commands.engine_process import start_engine
-from bench.commands.job import _free_port
+from bench.commands.locust_process import free_port
 
 from .conftest import PROJECT, clean_environment, config_with, end, locust_command
 
@@ -51,7 +51,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Any:
     key_file.write_text(KEY + "\n")
     config = folder / "config.json"
     config.write_text(json.dumps(config_with(engine={"embedded": False}, sweep={"qps": [20]})), encoding="utf-8")
-    port, metrics = str(_free_port()), str(_free_port())
+    port, metrics = str(free_port()), str(free_port())
     common: dict[str, Any] = {"cwd": folder, "stdout": subprocess.DEVNULL, "start_new_session": True}
     work = folder / "work"
     work.mkdir()

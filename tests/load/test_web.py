@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from bench.commands.job import _free_port
+from bench.commands.locust_process import free_port
 
 from .conftest import clean_environment, end, locust_command
 
@@ -56,7 +56,7 @@ class Page:
 
 @pytest.fixture
 def page(engine: Any, config_file: Path, tmp_path: Path) -> Iterator[Page]:
-    port = _free_port()
+    port = free_port()
     process = subprocess.Popen(
         locust_command("--web-host", "127.0.0.1", "--web-port", str(port), "--bench-config", str(config_file), shape=None),
         env=clean_environment(BENCH_TARGET_URL=engine.base_url, BENCH_API_KEY=KEY), cwd=tmp_path,

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from bench.__main__ import COMMANDS
-from bench.commands.job import PROJECT
+from bench.commands.job_options import PROJECT
 from tests.repo.write_cli_doc import load
 
 CI = PROJECT / "deploy" / "ci"

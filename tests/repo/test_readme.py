@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from bench.commands.engine_process import EngineProcess, start_engine
-from bench.commands.job import PROJECT, _free_port
+from bench.commands.job_options import PROJECT
+from bench.commands.locust_process import free_port
 
 README = (PROJECT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```bash\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
@@ -93,14 +94,14 @@ def test_the_bench_commands(place: tuple[Path, dict[str, str]]) -> None:
 @pytest.mark.timeout(200)
 def test_the_locust_commands(place: tuple[Path, dict[str, str]]) -> None:
     folder, environment = place
-    port = str(_free_port())
+    port = str(free_port())
     environment = {
         **environment,
         "BENCH_RUNS": str(folder / "by-hand"),
         "LOCUST_MASTER_BIND_HOST": "127.0.0.1",
         "LOCUST_MASTER_BIND_PORT": port,
         "LOCUST_MASTER_NODE_PORT": port,
-        "LOCUST_WEB_PORT": str(_free_port()),
+        "LOCUST_WEB_PORT": str(free_port()),
     }
     waiting: list[subprocess.Popen[str]] = []
     lines = [line for line in COMMANDS if line.startswith(LOCUST)]

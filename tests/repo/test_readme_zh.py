@@ -10,7 +10,7 @@ import click
 import pytest
 
 from bench.__main__ import COMMANDS
-from bench.commands.job import PROJECT
+from bench.commands.job_options import PROJECT
 from bench.config import load_config
 from tests.repo.write_cli_doc import load
 

@@ -1,0 +1,87 @@
+"""What a job does after the load: close the run folder, analyse, write the report, compare, print the verdict.
+
+Input: the run folder as Locust left it. Output: its last files; the exit code.
+Does not: statistics (the analysis does) or page text (the report does).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from bench.commands.console import Compared, Console
+from bench.commands.job_options import EXIT_INTERRUPTED, EXIT_INVALID, EXIT_USAGE, JobError, JobOptions
+from bench.commands.locust_process import Stops
+
+
+def finish(options: JobOptions, plan: Any, run_dir: Path, locust_code: int, say: Console, stops: Stops) -> int:
+    if stops.hits and not stops.loading:
+        raise JobError("interrupted before the first arrival; nothing was sent", EXIT_INTERRUPTED)
+    if not (run_dir / "requests.csv").exists():
+        log = run_dir / "log.txt"
+        text = f"Locust ended with code {locust_code} before the run began; {log} says:\n{_tail(log)}"
+        raise JobError(text, EXIT_USAGE if locust_code == EXIT_USAGE else EXIT_INVALID)
+    _close_folder(options, plan, run_dir, locust_code, say, stops)
+    return finish_run(run_dir, lang=options.lang, say=say, baseline=options.baseline)
+
+
+def _close_folder(
+    options: JobOptions, plan: Any, run_dir: Path, locust_code: int, say: Console, stops: Stops
+) -> None:
+    """Make the folder of a Locust that died a whole one, and say that the user stopped it when so."""
+    from bench.commands.salvage import is_unfinished, mark_interrupted, salvage
+
+    try:
+        if is_unfinished(run_dir) and not options.users:
+            cause = f"Locust ended with code {locust_code} before the run was complete"
+            added = salvage(run_dir, plan, cause, interrupted=bool(stops.hits))
+            say.note(f"{cause}: {added} arrivals have no outcome and count as misses; see {run_dir / 'log.txt'}")
+            say.note("workers keep rows of their own: `bench recover` may know more (docs/scaling.md)")
+        elif stops.hits:
+            mark_interrupted(run_dir)
+    except (OSError, ValueError) as error:
+        raise JobError(f"{run_dir}: the run cannot be closed: {error}", EXIT_INVALID) from None
+
+
+def finish_run(run_dir: Path, *, lang: str, say: Console, baseline: Path | None = None) -> int:
+    """Analyse a run folder, write the report, compare with a baseline, print the verdict; the exit code."""
+    from analysis.analyse import write_analysis
+    from analysis.load import LedgerError
+    from analysis.verdict import exit_code
+    from reports.write import write_all
+
+    try:
+        analysis = write_analysis(run_dir)
+        files = write_all(run_dir, analysis, lang=lang)
+    except LedgerError as error:
+        raise JobError(str(error), EXIT_INVALID) from None
+    except OSError as error:
+        again = f"bench analyse {run_dir} && bench report {run_dir}"
+        text = f"{run_dir}: the report cannot be written: {error.strerror}; free space, then: {again}"
+        raise JobError(text, EXIT_INVALID) from None
+    compared = _against(baseline, run_dir, lang) if baseline is not None else Compared()
+    code = exit_code({analysis.verdict.exit_code, compared.exit_code})
+    say.verdict(analysis, run_dir, files, code, compared)
+    return code
+
+
+def _against(baseline: Path, run_dir: Path, lang: str) -> Compared:
+    from analysis.compare_runs import CompareError
+    from analysis.load import LedgerError
+    from bench.commands.compare import compare, lines
+
+    try:
+        found = compare(baseline, run_dir, lang=lang)
+    except CompareError as error:
+        return Compared([f"no comparison: {error}"], None, EXIT_INVALID if error.invalid else EXIT_USAGE)
+    except (LedgerError, OSError) as error:
+        return Compared([f"no comparison: {error}"], None, EXIT_USAGE)
+    said = ["", f"against {baseline}: {found.sentence}", *lines(found)[1:], f"comparison: {run_dir / 'compare.html'}"]
+    return Compared(said, {"outcome": found.outcome, "sentence": found.sentence}, found.exit_code)
+
+
+def _tail(path: Path, lines: int = 12) -> str:
+    try:
+        return "\n".join(path.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
+    except OSError:
+        return "(no log)"

@@ -1,0 +1,123 @@
+"""What a job settles before it starts anything: config, plan, limits, baseline, run folder.
+
+Input: the options. Output: the resolved config, the plan, a new folder; or `JobError`, before a request is sent.
+Does not: open a connection or start a process.
+"""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+
+from bench.commands.console import Console
+from bench.commands.job_options import EXIT_USAGE, JobError, JobOptions
+
+
+def check_bind(bind: str) -> None:
+    host, _, port = bind.rpartition(":")
+    if not (host and port.isdigit() and 0 < int(port) < 65536):
+        raise JobError(f"--bind is {bind!r}; an address and a port, such as 127.0.0.1:5557 or 0.0.0.0:5557", EXIT_USAGE)
+
+
+def load(options: JobOptions, say: Console, *, base_url: str = "", quiet: bool = False) -> Any:
+    from bench.config import ConfigError, load_config
+
+    overrides: dict[str, Any] = {}
+    if base_url or options.base_url:
+        overrides["base_url"] = base_url or options.base_url
+    if options.model:
+        overrides["model"] = options.model
+    try:
+        resolved = load_config(options.config, overrides=overrides)
+    except ConfigError as error:
+        raise JobError(str(error), EXIT_USAGE) from None
+    if not quiet and resolved.warnings:
+        ids = ", ".join(problem.id for problem in resolved.warnings)
+        say.note(f"config: {len(resolved.warnings)} remarks ({ids}); read them with: bench validate {options.config}")
+    return resolved
+
+
+def plan_of(options: JobOptions, config: Any) -> Any:
+    from bench.workload.plan import PlanError, build_plan
+
+    try:
+        rates = [float(part) for part in options.qps.split(",") if part.strip()] or None
+    except ValueError:
+        raise JobError(f"--qps is {options.qps!r}; positive numbers with commas, such as 5,10,15", EXIT_USAGE) from None
+    try:
+        return build_plan(
+            config,
+            "single" if options.users else options.shape,
+            qps=rates,
+            duration_s=options.stage_duration_s or None,
+            repeats=options.repeats or None,
+            seed=options.seed or None,
+        )
+    except (PlanError, ValueError) as error:
+        raise JobError(str(error), EXIT_USAGE) from None
+
+
+def refuse_over_limits(resolved: Any, plan: Any) -> None:
+    from bench.config.limits import limit_problems
+    from bench.workload.expect import expect_plan
+
+    problems = limit_problems(resolved.config, expect_plan(plan))
+    if problems:
+        raise JobError("\n".join(problem.text() for problem in problems), EXIT_USAGE)
+
+
+def check_baseline(options: JobOptions, plan: Any) -> None:
+    """Refuse before the load what could not be compared after it."""
+    if options.baseline is None:
+        return
+    from bench.records.ledger import RUN, read_run
+    from bench.workload.schedule import build_schedule
+
+    path = options.baseline
+    if not any((path / name).is_file() for name in ("requests.csv", "requests.csv.gz")):
+        raise JobError(f"{path}: holds no run (no requests.csv); give --baseline a run folder", EXIT_USAGE)
+    try:
+        base = read_run(path / RUN)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise JobError(f"{path / RUN}: cannot be read ({error}); give --baseline a run folder", EXIT_USAGE) from None
+    if options.users or base.loop == "closed":
+        return
+    known = stage_hashes(path)
+    if known.isdisjoint(build_schedule(plan, stage).hash for stage in plan.stages):
+        raise JobError(
+            f"{path}: no stage of it has the schedule of a stage of this run; use its config, rates, stage length and "
+            f"seed ({base.seed}), or compare afterwards with: bench compare {path} RUN --force",
+            EXIT_USAGE,
+        )
+
+
+def stage_hashes(run_dir: Path) -> set[str]:
+    """The schedule hashes in a run's stages.csv; empty when there is none."""
+    try:
+        with (run_dir / "stages.csv").open(encoding="utf-8", newline="") as handle:
+            return {row.get("schedule_hash") or "" for row in csv.DictReader(handle)} - {""}
+    except OSError:
+        return set()
+
+
+def make_run_dir(options: JobOptions) -> Path:
+    """A new folder for the run; raises JobError when it cannot be written or holds another run."""
+    started = datetime.datetime.now(datetime.UTC)
+    home = Path(os.environ.get("BENCH_RUNS") or "runs")
+    path = options.run_dir or home / f"{started:%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if (path / "requests.csv").exists():
+            raise JobError(f"{path}: holds a run already; give --run-dir another folder", EXIT_USAGE)
+        probe = path / "log.txt"
+        with probe.open("a", encoding="utf-8"):
+            pass
+    except OSError as error:
+        raise JobError(
+            f"{path}: cannot be written: {error.strerror}; give --run-dir a folder that can", EXIT_USAGE
+        ) from None
+    return path
