@@ -32,10 +32,10 @@ from gevent.queue import Queue
 from locust.env import Environment
 from locust.runners import WorkerRunner
 
-from bench.client.chat import request_body
 from bench.client.dialing import proxy_from_env
 from bench.client.endpoint import parse_base_url
 from bench.client.outcome import Outcome
+from bench.client.request import request_body
 from bench.client.transport import Transport, TransportOptions
 from bench.config import Config, api_key
 from bench.records.lost import label, request_id

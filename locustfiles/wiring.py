@@ -27,7 +27,9 @@ from locust.env import Environment
 from locust.exception import StopTest
 from locust.runners import MasterRunner, WorkerRunner
 
+from bench.client.request import PATHS
 from bench.config import Config, ConfigError, Resolved, load_config
+from bench.records.part import WHOLE, parse_part
 from bench.workload.plan import Plan, PlanError, build_plan
 from locustfiles import live_page, observe, stats
 from locustfiles.conductor import Conductor, NextStage
@@ -55,6 +57,8 @@ def add_options(parser: Any) -> None:
     hidden: dict[str, Any] = {"include_in_web_ui": False}
     add("--metrics-port", env_var="BENCH_METRICS_PORT", type=int, default=0, help="Port of /metrics; 0: none", **hidden)
     add("--metrics-host", env_var="BENCH_METRICS_HOST", default="127.0.0.1", help="Its address", **hidden)
+    add("--part", env_var="BENCH_PART", default="", help="Part of the plan, such as 1/4; empty: all of it", **hidden)
+    add("--meet", env_var="BENCH_MEET", default="127.0.0.1:5560", help="Where part 1 waits for the others", **hidden)
     add("--target-model", env_var="BENCH_TARGET_MODEL", default="", help="Model id; empty: config")
     add("--slo-ttft-ms", env_var="BENCH_SLO_TTFT_MS", type=float, default=0.0, help="TTFT deadline; 0: config")
     add("--slo-tpot-ms", env_var="BENCH_SLO_TPOT_MS", type=float, default=0.0, help="TPOT deadline; 0: config")
@@ -140,6 +144,7 @@ class Wiring:
         try:
             plan = self.plan(shape)
             self._refuse_nowhere()
+            self._refuse_part(shape)
         except (ConfigError, PlanError) as error:
             self.environment.process_exit_code = 2
             self.conductor.live.refuse(str(error))
@@ -151,6 +156,17 @@ class Wiring:
             stages = [replace(s, name=f"{s.index:02d} {_kind(s.name)} c{users}") for s in plan.stages]
             plan = replace(plan, stages=tuple(stages))
         self.conductor.begin(plan, shape=shape, loop=self.loop, next_stage=next_stage)
+
+    def _refuse_part(self, shape: str) -> None:
+        """A part needs a plan that all masters know from the beginning. Raises PlanError."""
+        options = self.options()
+        try:
+            part = parse_part(options.part)
+        except ValueError as error:
+            raise PlanError(str(error)) from None
+        if part != WHOLE and (self.loop == "closed" or shape == "knee_search"):
+            what = "a closed loop" if self.loop == "closed" else "a knee search"
+            raise PlanError(f"--part is {options.part}: {what} has no plan that parts could share; leave --part out")
 
     def _refuse_nowhere(self) -> None:
         """A load needs an address: not one of the example config's placeholders, and not an empty one."""
@@ -172,6 +188,8 @@ class Wiring:
         target, client = config.target, config.client
         return {
             "run_dir": options.run_dir,
+            "part": options.part,
+            "meet": options.meet,
             "command": _command(),
             "masked_config": resolved.masked(),
             "config_origin": dict(resolved.origin),
@@ -193,7 +211,7 @@ class Wiring:
                 "prompt_sample_ratio": client.prompt_sample_ratio,
                 "max_in_flight": client.max_in_flight,
                 "transport": {
-                    "path": "/completions" if target.endpoint == "completions" else "/chat/completions",
+                    "path": PATHS[target.endpoint],
                     "read": client.read,
                     "drain_interval_s": client.drain_interval_ms / 1000,
                     "idle_reuse_s": client.idle_reuse_sec,

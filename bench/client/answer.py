@@ -21,13 +21,15 @@ import zlib
 from dataclasses import dataclass
 from typing import Any
 
-from bench.client.chat import CONTENT, REASONING, TOOL, ChatReader, is_other_model
+from bench.client.chat import ChatReader
+from bench.client.chat_state import CONTENT, REASONING, TOOL
 from bench.client.errors import ProtocolError
 from bench.client.gaps import Gaps
 from bench.client.heaps import HeapCounter
 from bench.client.http1 import SIZE, SIZES, ResponseParser
 from bench.client.outcome import Fault, Outcome, classify, error_parts, fault, is_burst, retry_after
 from bench.client.redact import redact
+from bench.client.request import is_other_model
 from bench.client.sse import MAX_EVENT_BYTES, EventStream
 
 # How much of a refusal's body is kept to class it.

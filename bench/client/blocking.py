@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bench.client.answer import AnswerOptions, AnswerReader
-from bench.client.chat import asked_model
 from bench.client.endpoint import Endpoint
 from bench.client.errors import ProtocolError
 from bench.client.http1 import ResponseParser
 from bench.client.outcome import Outcome
+from bench.client.request import KEY_FIELDS, PATHS, asked_model, dialect_fields
 from bench.client.sockets import tls_context
 
 if TYPE_CHECKING:
@@ -34,7 +34,10 @@ TLS_ALERT = b"\x15\x03"
 
 @dataclass(frozen=True, slots=True)
 class Channel:
-    """How the service is reached; times in seconds. `proxy` is a URL, used only when it is given."""
+    """How the service is reached; times in seconds. `proxy` is a URL, used only when it is given.
+
+    path: of the requests that the service is for (`PATHS`); it decides how the key is sent, on other paths too.
+    """
 
     endpoint: Endpoint
     api_key: str | None = None
@@ -46,6 +49,7 @@ class Channel:
     first_token_timeout_s: float = 60.0
     idle_timeout_s: float = 30.0
     total_timeout_s: float = 120.0
+    path: str = PATHS["chat"]
 
     @property
     def secrets(self) -> tuple[str, ...]:
@@ -274,14 +278,13 @@ def _head(channel: Channel, method: str, target: str, length: int, absolute: boo
     if method == "POST":
         fields["content-type"] = ("Content-Type", "application/json")
         fields["content-length"] = ("Content-Length", str(length))
-    if channel.api_key:
-        fields["authorization"] = ("Authorization", f"Bearer {channel.api_key}")
+    fields |= dialect_fields(channel.path, channel.api_key)
     for name, value in channel.extra_headers:
         fields[name.lower()] = (name, value)
     head = f"{method} {target} HTTP/1.1\r\n".encode("ascii")
     for name, value in fields.values():
         if any(char in "\r\n\0" for char in name + value) or not (name + value).isascii():
-            code = "CH-KEY-FORM" if name.lower() == "authorization" else "CH-URL"
+            code = "CH-KEY-FORM" if name.lower() in KEY_FIELDS else "CH-URL"
             raise _Failed(code, f"the field {name!r} cannot be sent: odd characters in it")
         head += f"{name}: {value}\r\n".encode("ascii")
     proxy = _proxy(channel.proxy) if absolute else None

@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from operator import itemgetter
 
-from bench.client.chat import CONTENT, REASONING
+from bench.client.chat_state import CONTENT, REASONING
 from bench.client.http1 import LINE_LENGTHS, SIZE_LINES, SIZES
 
 # Chunks without output at the end of a heap: finish, usage, and some to spare.

@@ -24,17 +24,19 @@ import orjson
 
 from bench.client.answer import AnswerOptions, AnswerReader
 from bench.client.blocking import Channel, connect, exchange
-from bench.client.chat import request_body
 from bench.client.endpoint import Endpoint, check_key, parse_base_url
 from bench.client.errors import ChannelError
 from bench.client.kernel_time import stamps_supported
 from bench.client.outcome import CODES, DOCS_PAGE, Outcome
 from bench.client.redact import redact
+from bench.client.request import PATHS, PINNING, request_body
 
 PROXY_NAMES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 IDLE_REQUESTS = 5
 # Enough tokens that a stream shows more than one event; cheap on a paid service.
 TOKENS = 8
+# The least that OpenAI takes for `responses`.
+TOKENS_RESPONSES = 16
 # Wall clocks further apart than this make dates in answers (Retry-After, token expiry) wrong.
 CLOCK_OFFSET_MAX_S = 5.0
 MODELS_SHOWN = 5
@@ -55,7 +57,7 @@ FIXES: dict[str, str] = {
     "CH-KEY": "check that BENCH_API_KEY is exported in this shell, is whole, and is not disabled or expired",
     "CH-403": "ask for the right to this model or endpoint with this key; check address filters",
     "CH-OAUTH": "use an API key of the service (BENCH_API_KEY), not another tool's login; give base URL, key and model",
-    "CH-404": "check the path of the base URL: the requests go to BASE/v1/chat/completions",
+    "CH-404": "check the path of the base URL: the requests go to BASE/v1 and the path of target.endpoint",
     "CH-MODEL": "set model to one of the names that the service offers",
     "CH-REDIRECT": "write the address it points to into the base URL; a redirect would drop the key",
     "CH-402": "check the account of the key",
@@ -159,6 +161,7 @@ class Preflight:
         self.report.checked_at_utc = datetime.now(UTC).isoformat(timespec="seconds")
         self.endpoint: Endpoint | None = None
         self.prompts = 0
+        self.tokens = TOKENS_RESPONSES if config.target.endpoint == "responses" else TOKENS
 
     def _secrets(self) -> tuple[str, ...]:
         return (self.key,) if self.key else ()
@@ -249,11 +252,11 @@ class Preflight:
         return Channel(
             self.endpoint, self.key, tuple(target.extra_headers.items()), self._proxy_url(), target.ca_file,
             target.tls_verify, target.connect_timeout_sec, target.first_token_timeout_sec, target.idle_timeout_sec,
-            target.total_timeout_sec,
+            target.total_timeout_sec, self._path(),
         )  # fmt: skip
 
     def _path(self) -> str:
-        return {"chat": "/chat/completions"}.get(self.config.target.endpoint, f"/{self.config.target.endpoint}")
+        return PATHS[self.config.target.endpoint]
 
     def _connection(self) -> None:
         outcome = connect(self._channel())
@@ -309,9 +312,10 @@ class Preflight:
         self.prompts += 1
         # A new prompt each time, different from its first word on, so that no prefix cache answers.
         prompt = f"{time.time_ns() % 10**9:09d} {self.prompts}: write a few words about queues."
-        body = request_body(self.config.model, prompt, TOKENS, endpoint=target.endpoint, stream=stream,
+        body = request_body(self.config.model, prompt, self.tokens, endpoint=target.endpoint, stream=stream,
                             ignore_eos=target.ignore_eos, extra_body=target.extra_body)  # fmt: skip
-        options = AnswerOptions(secrets=self._secrets(), pinned_tokens=TOKENS if target.ignore_eos else None)
+        pins = target.ignore_eos and target.endpoint in PINNING
+        options = AnswerOptions(secrets=self._secrets(), pinned_tokens=self.tokens if pins else None)
         return exchange(self._channel(), "POST", self._path(), body, options)[0]
 
     def _request(self) -> None:
@@ -333,7 +337,8 @@ class Preflight:
         if "burst" in outcome.flags:
             notes.append("the tokens came in one piece: something on the way buffers, so TPOT would be false")
         if "short" in outcome.flags:
-            notes.append(f"{outcome.output_tokens} of {TOKENS} tokens: the service does not keep to the asked length")
+            of = f"{outcome.output_tokens} of {self.tokens}"
+            notes.append(f"{of} tokens: the service does not keep to the asked length")
         if "other_model" in outcome.flags:
             notes.append("the answer names another model than the one asked for: is it routed to something else?")
         if "cached" in outcome.flags:
@@ -349,7 +354,7 @@ class Preflight:
             self._must_be_ok("idle latency", outcome)
             row = outcome.to_row(stage=0, arrival=0, worker=0, repeat=0, offered_qps=0.0, phase="window", tenant="",
                                  request_class="", request_id="", intended_s=outcome.send_at or 0.0, input_tokens=None,
-                                 max_tokens=TOKENS, to_run_s=float)  # fmt: skip
+                                 max_tokens=self.tokens, to_run_s=float)  # fmt: skip
             assert row.ttft_s is not None
             self.report.ttft_idle_s.append(row.ttft_s)
             if row.tpot_s is not None:
@@ -384,6 +389,8 @@ class Preflight:
             fix = f"set model to one of: {', '.join(self._nearest())}"
         elif code in ("CH-401", "CH-KEY") and not self.key:
             fix = "no key is set: export BENCH_API_KEY=... in this shell"
+        elif code in ("CH-401", "CH-KEY", "CH-OAUTH") and self.config.target.endpoint == "messages":
+            fix += "; with target.endpoint messages it is sent as x-api-key, not as a bearer token"
         elif outcome.retry_after_s is not None:
             fix += f" (it asks for {outcome.retry_after_s:g} s)"
         self._fail(name, code, found, fix)

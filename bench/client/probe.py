@@ -15,15 +15,14 @@ from dataclasses import asdict
 from typing import Any
 
 from bench.client.answer import AnswerOptions
-from bench.client.chat import request_body
 from bench.client.dialing import proxy_from_env
 from bench.client.endpoint import parse_base_url
 from bench.client.outcome import CODES, DOCS_PAGE, Outcome
 from bench.client.redact import redact
+from bench.client.request import PATHS, request_body
 from bench.client.transport import Transport, TransportOptions
 
 TEXT_SHOWN = 4_000
-PATHS = {"chat": "/chat/completions", "completions": "/completions", "responses": "/responses", "messages": "/messages"}
 
 
 def run_probe(config: Any, api_key: str | None, *, max_tokens: int, prompt: str) -> dict[str, Any]:

@@ -27,7 +27,6 @@ import gevent
 from gevent.event import AsyncResult
 
 from bench.client.answer import AnswerOptions, AnswerReader
-from bench.client.chat import asked_model
 from bench.client.dialing import READ, Dialer, Gate, Proxy, Stopped
 from bench.client.endpoint import Endpoint
 from bench.client.errors import ChannelError
@@ -36,6 +35,7 @@ from bench.client.kernel_time import KernelClock, StampKeeper
 from bench.client.loop_lag import LoopLag
 from bench.client.outcome import Outcome
 from bench.client.pool import IdlePool
+from bench.client.request import KEY_FIELDS, asked_model, dialect_fields
 from bench.client.sockets import Connection, tls_context
 from bench.client.stream import Stream
 
@@ -429,14 +429,13 @@ def _fields(endpoint: Endpoint, options: TransportOptions, api_key: str | None) 
               "accept": ("Accept", "text/event-stream, application/json"),
               "accept-encoding": ("Accept-Encoding", "identity"),
               "content-type": ("Content-Type", "application/json")}
-    if api_key:
-        fields["authorization"] = ("Authorization", f"Bearer {api_key}")
+    fields |= dialect_fields(options.path, api_key)
     for name, value in options.extra_headers:
         fields[name.lower()] = (name, value)
     lines = []
     for name, value in fields.values():
         if any(c in "\r\n\0" for c in name + value) or not name or ":" in name or not value.isascii():
-            code = "CH-KEY-FORM" if name == "Authorization" else "CH-URL"
+            code = "CH-KEY-FORM" if name.lower() in KEY_FIELDS else "CH-URL"
             raise ChannelError(code, f"the header {name!r} cannot be sent", "remove line breaks and non-ASCII text")
         lines.append(f"{name}: {value}\r\n".encode("ascii"))
     return b"".join(lines)

@@ -76,8 +76,10 @@ def url_fault(url: str) -> tuple[str, str] | None:
         return "has a fragment", "remove everything from # on"
     if port == 0:
         return "has port 0", "write the port that the service listens on"
-    if parts.path.rstrip("/").endswith(("/chat/completions", "/completions")):
-        return "ends in the endpoint", "cut /chat/completions; it is added (target.endpoint)"
+    path = parts.path.rstrip("/")
+    for ending in ("/chat/completions", "/completions", "/responses", "/messages"):
+        if path.endswith(ending):
+            return "ends in the endpoint", f"cut {ending}; it is added (target.endpoint)"
     return None
 
 
@@ -134,13 +136,39 @@ PLANNED_FIELDS = (
     "model",
     "messages",
     "prompt",
+    "input",
     "stream",
     "stream_options",
     "max_tokens",
     "max_completion_tokens",
+    "max_output_tokens",
     "ignore_eos",
     "n",
 )
+
+
+@reads("target.endpoint", "target.pin_length", "target.extra_body", "engine.embedded")
+def _endpoint(config: Config) -> Iterator[Finding]:
+    target = config.target
+    if target.endpoint in ("chat", "completions"):
+        return
+    if config.engine.embedded:
+        yield Finding(
+            "CFG-047",
+            ("target", "endpoint"),
+            f"is {target.endpoint}, and engine.embedded is true",
+            "chat, completions",
+            "set one of these, or send to a service of your own",
+        )
+    elif target.pin_length and not {"min_tokens", "min_new_tokens"} & set(target.extra_body):
+        yield Finding(
+            "CFG-046",
+            ("target", "pin_length"),
+            f"is true, but {target.endpoint} has no field that asks for a whole answer: each shorter one is `short`, "
+            "and more than 1 % of them make a stage INVALID",
+            "false, or a field of the service such as min_tokens in target.extra_body",
+            "set target.pin_length to false where answers may end by themselves",
+        )
 
 
 # Header fields that say how a request is framed and where it goes; the client writes them itself.

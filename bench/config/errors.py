@@ -55,6 +55,8 @@ PROBLEMS: dict[str, tuple[str, str]] = {
     "CFG-043": ("warning", "too few arrivals in the window for a percentile"),
     "CFG-044": ("warning", "TLS certificates are not checked"),
     "CFG-045": ("error", "the shape cannot be built from this config"),
+    "CFG-046": ("warning", "the length of answers cannot be pinned over target.endpoint"),
+    "CFG-047": ("error", "the embedded engine does not speak target.endpoint"),
 }
 
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Endpoint = Literal["chat", "completions"]
+Endpoint = Literal["chat", "completions", "responses", "messages"]
 Process = Literal["constant", "poisson", "gamma", "trace"]
 LengthKind = Literal["lognormal", "uniform", "fixed", "empirical"]
 
@@ -176,7 +176,9 @@ class Search(Section):
 class Target(Section):
     """How the service is spoken to."""
 
-    endpoint: Endpoint = _key("chat", "chat/completions or completions")
+    endpoint: Endpoint = _key(
+        "chat", "what is spoken: chat/completions, completions, OpenAI responses or Anthropic messages"
+    )
     api_key_file: Word | None = _key(
         None, "file that holds the API key, when no environment variable does", unit="path"
     )

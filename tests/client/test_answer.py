@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bench.client.answer import AnswerOptions, AnswerReader
-from bench.client.chat import asked_model, request_body
 from bench.client.outcome import CODES, FAIL_KINDS, Outcome
+from bench.client.request import asked_model, request_body
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 

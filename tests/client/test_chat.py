@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.client.chat import CONTENT, NOTHING, REASONING, TOOL, ChatReader, request_body
+from bench.client.chat import ChatReader
+from bench.client.chat_state import CONTENT, NOTHING, REASONING, TOOL
+from bench.client.request import request_body
 
 
 def chunk(delta: dict[str, Any], finish: str | None = None, index: int = 0, **more: Any) -> dict[str, Any]:

@@ -1,0 +1,97 @@
+"""The request of each dialect: path, body, the header fields of its key, and the model that it asks for.
+
+Input: settings of one request. Output: bytes and fields.
+Does not: send, or read an answer (`answer.py` does).
+"""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from bench.client.chat_state import MODEL_MAX
+
+PATHS = {"chat": "/chat/completions", "completions": "/completions", "responses": "/responses", "messages": "/messages"}
+# Only these dialects have a field (`ignore_eos`) that makes every answer as long as asked.
+PINNING = ("chat", "completions")
+# The version of `messages` whose events are read here; target.extra_headers may name another one.
+ANTHROPIC_VERSION = "2023-06-01"
+_MODEL_FIRST = b'{"model":"'
+
+
+def dialect_fields(path: str, api_key: str | None) -> dict[str, tuple[str, str]]:
+    """Return the header fields that carry the key to a path of `PATHS`: lower-case name -> (name, value).
+
+    `messages` wants `x-api-key` and a version, the others a bearer token.
+    """
+    if path == PATHS["messages"]:
+        fields = {"anthropic-version": ("anthropic-version", ANTHROPIC_VERSION)}
+        return fields | ({"x-api-key": ("x-api-key", api_key)} if api_key else {})
+    return {"authorization": ("Authorization", f"Bearer {api_key}")} if api_key else {}
+
+
+KEY_FIELDS = ("authorization", "x-api-key")
+
+
+def asked_model(body: bytes) -> str:
+    """Return the model that a body of `request_body` asks for; empty when it names none in the first place."""
+    if not body.startswith(_MODEL_FIRST):
+        return ""
+    end = body.find(b'"', len(_MODEL_FIRST))
+    name = body[len(_MODEL_FIRST) : end]
+    if end < 0 or b"\\" in name:  # an escaped character: rare, so parsed whole
+        try:
+            name = orjson.loads(body)["model"].encode()
+        except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
+            return ""
+    return name.decode("utf-8", "replace")[:MODEL_MAX]
+
+
+def is_other_model(asked: str, served: str | None) -> bool:
+    """Return True when the two names are of different models: neither is a longer or shorter form of the other.
+
+    Case does not count. Nor does a folder or vendor before the last `/`: `vendor/m` is served as `m-2024-08`.
+    """
+    if not asked or not served:
+        return False
+    pairs = [(asked.casefold(), served.casefold())]
+    pairs.append((pairs[0][0].rstrip("/").rpartition("/")[2], pairs[0][1].rstrip("/").rpartition("/")[2]))
+    return not any(one in other or other in one for one, other in pairs)
+
+
+def request_body(
+    model: str,
+    prompt: str,
+    max_tokens: int,
+    *,
+    endpoint: str = "chat",
+    stream: bool = True,
+    ignore_eos: bool = True,
+    extra_body: Mapping[str, Any] | None = None,
+) -> bytes:
+    """Return the JSON body of one request; `endpoint`: chat, completions, responses or messages.
+
+    `extra_body` wins over everything else; a value of None there removes the field.
+    """
+    body: dict[str, Any] = {"model": model}
+    if endpoint == "completions":
+        body["prompt"] = prompt
+    elif endpoint == "responses":
+        body["input"] = prompt
+    elif endpoint in ("chat", "messages"):
+        body["messages"] = [{"role": "user", "content": prompt}]
+    else:
+        raise ValueError(f"endpoint is {endpoint!r}; allowed are chat, completions, responses, messages")
+    body["max_output_tokens" if endpoint == "responses" else "max_tokens"] = max_tokens
+    body["stream"] = stream
+    if stream and endpoint in PINNING:
+        body["stream_options"] = {"include_usage": True}
+    if ignore_eos and endpoint in PINNING:
+        body["ignore_eos"] = True
+    for key, value in (extra_body or {}).items():
+        if value is None:
+            body.pop(key, None)
+        else:
+            body[key] = value
+    return orjson.dumps(body)
