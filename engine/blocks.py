@@ -12,7 +12,26 @@ tail of a prompt evicted before its head). Blocks of generated tokens are not in
 """
 from __future__ import annotations
 
+from collections import OrderedDict
+
+import numpy as np
+
+from bench.workload.prefix import SharedStarts, mix
 from engine.request import Request
+
+
+def block_names(shared: SharedStarts, arrival: int, prompt_tokens: int, size: int, seed: int) -> tuple[int, ...]:
+    """A name for each full block of `size` tokens of an arrival's prompt, as the hash of its text would be.
+
+    A block is shared when the trace's blocks are, up to the one that holds its last token; blocks beyond those that the
+    trace names are the arrival's own (`seed`).
+    """
+    ends = np.arange(size, prompt_tokens + 1, size)
+    names = shared.names(arrival)
+    named = int(np.searchsorted(ends, len(names) * shared.block_tokens, side="right"))
+    own = mix(np.uint64(seed) ^ mix(ends.astype(np.uint64)))
+    own[:named] = mix(names[(ends[:named] - 1) // shared.block_tokens] ^ mix(ends[:named].astype(np.uint64)))
+    return tuple(own.tolist())
 
 
 class BlockPool:
@@ -24,7 +43,9 @@ class BlockPool:
         self.total = total
         self.size = size  # tokens of a block
         self.plain = total  # free, nothing cached in them
-        self.idle: dict[int, None] = {}  # hash -> free but still holding its tokens; oldest first
+        # hash -> free but still holding its tokens; oldest first. A plain dict would search for its first key past all
+        # that were deleted there: each eviction would cost more than the one before.
+        self.idle: OrderedDict[int, None] = OrderedDict()
         self.refs: dict[int, int] = {}  # hash -> sequences that use the block
         self.caching = caching
         self.queries = 0  # prompt tokens looked up
@@ -78,7 +99,7 @@ class BlockPool:
         """Take `count` blocks out of the free ones; who holds them is written down elsewhere."""
         if count > self.plain:
             for _ in range(count - self.plain):
-                del self.idle[next(iter(self.idle))]
+                self.idle.popitem(last=False)
                 self.plain += 1
         self.plain -= count
 

@@ -22,6 +22,7 @@ from bench.records.stage import InflightRow, StageRow
 from bench.workload.plan import Plan, Stage
 from bench.workload.schedule import Schedule, build_schedule
 from engine import virtual
+from engine.blocks import block_names
 from engine.journal import Entry
 from engine.request import Request, mix64, predict_tokens, sample_tokens
 from engine.rerun import Load, Rerun
@@ -137,6 +138,7 @@ def _maker(plan: Plan, schedule: Schedule, config: Any, engine: EngineConfig,
     guesses = engine.policy == "sjf"
     shared = engine.prefix_caching and not plan.prompts.unique
     size = engine.block_size
+    starts = schedule.shared if engine.prefix_caching else None
 
     def make(i: int) -> Request:
         limit = limits[i]
@@ -147,7 +149,8 @@ def _maker(plan: Plan, schedule: Schedule, config: Any, engine: EngineConfig,
         return Request(
             str(i), arrivals[i], inputs[i], limit, output, index=i,
             tenant=tenants[i] if tenants else "", request_class=classes[i] if classes else "",
-            prefix_hashes=_equal_prompts(inputs[i], size) if shared else (),
+            prefix_hashes=block_names(starts, i, inputs[i], size, keys[i]) if starts is not None
+            else _equal_prompts(inputs[i], size) if shared else (),
             predicted_tokens=predict_tokens(output, keys[i], engine.prediction_sigma) if guesses else None,
         )
 

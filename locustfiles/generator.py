@@ -413,14 +413,28 @@ class Generator:
         schedule, ask = job.schedule, job.settings["request"]
         drawn = arrival % len(schedule)  # an open loop never goes round; a closed one may outlast the draws
         assert self._prompts is not None
+        shared = schedule.shared
+        text = self._prompts.text(
+            int(schedule.prompt_seed[drawn]) + arrival - drawn,
+            int(schedule.input_tokens[drawn]),
+            shared.names(drawn, arrival // len(schedule)).tolist() if shared is not None else (),
+            shared.block_tokens if shared is not None else 0,
+        )
+        extra = ask["extra_body"]
+        if job.settings["embedded"]:  # the embedded engine's own fields; other services may refuse what they do not know
+            names = {
+                "tenant": label(job.plan.tenants, int(schedule.tenant[drawn])),
+                "request_class": label(job.plan.classes, int(schedule.request_class[drawn])),
+            }
+            extra = {**{key: name for key, name in names.items() if name}, **extra}
         return request_body(
             ask["model"],
-            self._prompts.text(int(schedule.prompt_seed[drawn]) + arrival - drawn, int(schedule.input_tokens[drawn])),
+            text,
             int(schedule.max_tokens[drawn]),
             endpoint=ask["endpoint"],
             stream=True,
             ignore_eos=ask["ignore_eos"],
-            extra_body=ask["extra_body"],
+            extra_body=extra,
         )
 
     def _send_one(self, job: Job, arrival: int, body: bytes, ended: Event | None = None) -> None:

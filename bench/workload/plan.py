@@ -22,7 +22,7 @@ from bench.config.schema import MAX_QPS, MIN_QPS, Config
 from bench.workload import lengths as laws
 from bench.workload.arrivals import Levels, integrated_rate, rate_at
 from bench.workload.lengths import Lengths
-from bench.workload.trace import Trace, TraceError, read_trace
+from bench.workload.trace import Labels, Trace, TraceError, read_trace
 
 SHAPES = ("sweep", "repeat", "ramp", "spike", "smoke", "replay", "single", "hold", "knee_search")
 SMOKE_QPS = 2.0  # the reference's small-scale check before a sweep
@@ -199,6 +199,10 @@ def build_plan(
     try:
         trace = _load_trace(config, shape)
         length_laws = _length_laws(config)
+        tenants = tuple(Group(t.name, t.share) for t in config.tenants)
+        classes = tuple(Group(c.name, c.share) for c in config.classes)
+        if trace is not None:
+            trace, tenants, classes = _label(trace, config, tenants, classes)
     except (TraceError, ValueError, OSError) as error:
         raise error if isinstance(error, PlanError) else PlanError(str(error)) from None
     levels = _levels(config, shape, qps, duration_s, repeats, trace)
@@ -245,8 +249,8 @@ def build_plan(
         lengths=length_laws,
         prompts=Prompts(config.target.tokens_per_word, config.loadgen.unique_prompts),
         trace=trace,
-        tenants=tuple(Group(t.name, t.share) for t in config.tenants),
-        classes=tuple(Group(c.name, c.share) for c in config.classes),
+        tenants=tenants,
+        classes=classes,
         target_qps=config.loadgen.target_qps,
     )
 
@@ -356,7 +360,40 @@ def _load_trace(config: Config, shape: str) -> Trace | None:
         spread_ties=load.trace_spread_ties,
         max_input_tokens=load.trace_max_input_tokens,
         max_output_tokens=load.max_output_tokens,
+        prefixes=load.trace_prefixes,
     )
+
+
+def _label(
+    trace: Trace, config: Config, tenants: tuple[Group, ...], classes: tuple[Group, ...]
+) -> tuple[Trace, tuple[Group, ...], tuple[Group, ...]]:
+    """The trace with its rows' labels counted in the groups of the plan, and these groups.
+
+    Rows that name nobody leave the draw by shares as it is. Where rows do, the names that the config declares are the
+    only ones allowed; a config that declares none takes them as they come, with the shares that they have.
+    """
+    found = []
+    for section, groups, labels in (("tenants", tenants, trace.tenants), ("classes", classes, trace.classes)):
+        if not labels:
+            found.append((labels, groups))
+            continue
+        if not groups:
+            groups = tuple(map(Group, labels.names, labels.shares()))
+        known = [group.name for group in groups]
+        for name, line in zip(labels.names, labels.lines, strict=True):
+            if name not in known and name:
+                raise PlanError(
+                    f"{config.loadgen.trace_file}:{line}: {'tenant' if section == 'tenants' else 'request_class'} is "
+                    f"{name!r}, the config's {section} are {', '.join(known)}; declare it there, or declare no {section} "
+                    "to take the names of the trace"
+                )
+        if "" in labels.names and "" not in known:  # rows of nobody, beside declared names
+            groups = (*groups, Group("", labels.shares()[labels.names.index("")]))
+            known.append("")
+        place = np.array([known.index(name) for name in labels.names], dtype=np.int64)[labels.place]
+        found.append((Labels(tuple(known), place), groups))
+    (by_tenant, tenants), (by_class, classes) = found
+    return replace(trace, tenants=by_tenant, classes=by_class), tenants, classes
 
 
 def _length_laws(config: Config) -> LengthLaws:

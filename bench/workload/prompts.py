@@ -1,6 +1,6 @@
 """Prompts of an asked length, made of common words without a tokenizer.
 
-Input: a prompt seed (uint64) and a length in tokens.
+Input: a prompt seed (uint64) and a length in tokens; for a trace with prefix blocks the names of its blocks.
 Output: text of round(tokens / tokens_per_word) words.
 Does not: count tokens. The service's own count (`prompt_tokens` in the ledger) says how close it came.
 
@@ -8,9 +8,13 @@ Does not: count tokens. The service's own count (`prompt_tokens` in the ledger) 
    seeds give equal prompts; unequal seeds differ within the first 8 words, so no cache of prefixes can help.
 2. Common English words are one token each in the usual tokenizers; `target.tokens_per_word` corrects the rest.
 3. Cutting a slice costs microseconds whatever the length: nothing is joined word by word.
+4. Prompts whose leading blocks have equal names have equal text there, and part within the next 8 words. What lies
+   beyond the named blocks comes from the seed.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -52,19 +56,32 @@ class PromptMaker:
         """Words of a prompt of `tokens` tokens; at least one."""
         return max(1, round(tokens / self.tokens_per_word))
 
-    def text(self, prompt_seed: int, input_tokens: int) -> str:
+    def text(self, prompt_seed: int, input_tokens: int, blocks: Sequence[int] = (), block_tokens: int = 0) -> str:
         """The prompt of a seed, about `input_tokens` tokens long.
 
+        `blocks` names its leading blocks of `block_tokens` tokens each (`SharedStarts.names`), the last one maybe cut.
         Prompts of fewer than 8 words spell only the lowest bytes of the seed, so they can repeat.
         """
         count = self.words(int(input_tokens))
-        seed = int(prompt_seed) & 0xFFFFFFFFFFFFFFFF if self.unique else 0
+        seed = int(prompt_seed) & 0xFFFFFFFFFFFFFFFF if self.unique or len(blocks) else 0
+        parts, done = [], 0
+        for place, name in enumerate(blocks, 1):
+            end = min(round(place * block_tokens / self.tokens_per_word), count)
+            if end > done:
+                parts.append(self._slice(int(name), end - done))
+                done = end
+        if done < count:
+            parts.append(self._slice(seed, count - done))
+        return " ".join(parts)
+
+    def _slice(self, seed: int, count: int) -> str:
+        """`count` words: a head that spells the seed, then a slice of the fixed text."""
         head = [WORDS[byte] for byte in seed.to_bytes(HEAD_WORDS, "little")]
         if count <= HEAD_WORDS:
             return " ".join(head[:count])
         rest = count - HEAD_WORDS
         # A cheap mix of the seed chooses where the slice starts; the head alone makes it unique.
-        offset = ((seed * 0x9E3779B97F4A7C15) >> 40) % BODY_WORDS if self.unique else 0
+        offset = ((seed * 0x9E3779B97F4A7C15) >> 40) % BODY_WORDS
         parts = [" ".join(head), " "]
         while rest > 0:
             take = min(rest, BODY_WORDS - offset)

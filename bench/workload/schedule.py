@@ -7,7 +7,8 @@ Does not: know workers. Arrival i belongs to worker i modulo W, so `stripe(w, W)
 1. A pure function of (plan, stage): every worker computes the whole stage and sends its stripe.
 2. Each purpose has a random stream of its own (Philox, keyed by stage seed and purpose): another law of
    lengths does not move one arrival.
-3. The hash is over fixed little-endian bytes, times as whole microseconds: equal on every machine.
+3. The hash is over fixed little-endian bytes, times as whole microseconds: equal on every machine. It covers which
+   prompts begin alike, when a trace says so.
    It depends on numpy's samplers; `requirements.txt` pins numpy, a test holds golden hashes.
 """
 
@@ -20,6 +21,8 @@ import numpy as np
 
 from bench.workload import arrivals
 from bench.workload.plan import Group, Plan, Stage
+from bench.workload.prefix import SharedStarts
+from bench.workload.trace import Labels
 
 # Purpose -> spawn key. Never renumber: it would change every schedule.
 STREAMS = {"arrivals": 1, "input": 2, "output": 3, "prompts": 4, "tenants": 5, "classes": 6}
@@ -42,6 +45,7 @@ class Schedule:
     tenant: np.ndarray  # int64, index into plan.tenants (0 when there are none)
     request_class: np.ndarray  # int64, index into plan.classes (0 when there are none)
     hash: str
+    shared: SharedStarts | None = None  # None: no two prompts begin alike by intent
 
     def __len__(self) -> int:
         return len(self.intended_s)
@@ -64,14 +68,19 @@ def build_schedule(plan: Plan, stage: Stage) -> Schedule:
         input_tokens = plan.lengths.input.draw(stream(stage, "input"), n)
         max_tokens = plan.lengths.output.draw(stream(stage, "output"), n)
     prompt_seed = stream(stage, "prompts").integers(0, 2**64, size=n, dtype=np.uint64)
-    tenant = _groups(plan.tenants, stream(stage, "tenants"), n)
-    request_class = _groups(plan.classes, stream(stage, "classes"), n)
+    tenant = _groups(plan.tenants, plan.trace and plan.trace.tenants, rows, stream(stage, "tenants"), n)
+    request_class = _groups(plan.classes, plan.trace and plan.trace.classes, rows, stream(stage, "classes"), n)
+    shared = None
+    if plan.trace is not None and plan.trace.prefixes is not None:
+        shared = SharedStarts(plan.trace.prefixes, stage.seed)
     digest = hashlib.sha256()
     for column in (micros, input_tokens, max_tokens, tenant, request_class):
         digest.update(column.astype("<i8").tobytes())
     digest.update(prompt_seed.astype("<u8").tobytes())
+    if shared is not None:
+        digest.update(shared.digest_bytes(n))
     return Schedule(
-        micros / arrivals.MICRO, input_tokens, max_tokens, prompt_seed, tenant, request_class, digest.hexdigest()
+        micros / arrivals.MICRO, input_tokens, max_tokens, prompt_seed, tenant, request_class, digest.hexdigest(), shared
     )
 
 
@@ -89,8 +98,12 @@ def _points(plan: Plan, stage: Stage, limit: float) -> tuple[np.ndarray, np.ndar
     raise ValueError(f"stage {stage.index}: process is {stage.process!r}; known: {', '.join(arrivals.PROCESSES)}")
 
 
-def _groups(groups: tuple[Group, ...], rng: np.random.Generator, n: int) -> np.ndarray:
-    """Index of a group for each arrival, by share."""
+def _groups(
+    groups: tuple[Group, ...], labels: Labels | None, rows: np.ndarray, rng: np.random.Generator, n: int
+) -> np.ndarray:
+    """Index of a group for each arrival: the one that the trace's row names, else drawn by share."""
+    if labels:
+        return labels.place[rows[:n]]
     if len(groups) < 2:
         return np.zeros(n, dtype=np.int64)
     edges = np.cumsum([group.share for group in groups])

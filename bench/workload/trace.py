@@ -2,42 +2,54 @@
 
 Input: Azure LLM CSV (`TIMESTAMP,ContextTokens,GeneratedTokens`) or Mooncake JSONL (`timestamp` in ms,
 `input_length`, `output_length`), plain or gzip.
-Output: `Trace`: whole microseconds from the window's start, prompt and output tokens, all int64.
-Does not: scale to a rate (`arrivals.trace_points` does), use prefix block ids, guess at damaged rows.
+Output: `Trace`: whole microseconds from the window's start, prompt and output tokens, all int64; from a Mooncake file
+also which prompts begin alike (`hash_ids`), and tenant and class where rows name them (as `bench watch` writes).
+Does not: scale to a rate (`arrivals.trace_points` does), guess at damaged rows, or know which names a config allows.
 
 1. Rows keep the file's order, inside a tie too.
 2. Every complaint names the file and the line.
 3. A length of 0 becomes 1 (a request of no tokens cannot be sent) and is counted in `lifted`.
+4. Memory is bounded whatever the file is: a device or a pipe is refused, endless lines and files while they are read.
 """
 
 from __future__ import annotations
 
-import base64
-import contextlib
-import gzip
 import hashlib
-import io
 import json
+import stat
 import zlib
+from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 
-MICRO = 1_000_000
-MAX_ROWS = 1_000_000
-MAX_LINE = 1_000_000  # characters; a Mooncake row of 200k tokens holds 400 block ids
-MAX_TOKENS = 10_000_000
+from bench.workload.packed import pack, unpack
+from bench.workload.prefix import Prefixes, make_prefixes, take_rows
+from bench.workload.trace_rows import MICRO, Row, TraceError, read_rows
+
 MAX_SPAN_S = 366 * 86_400
-AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
-MOONCAKE_KEYS = ("timestamp", "input_length", "output_length")
+MAX_BLOCKS = 20_000_000  # block ids of a file
+MAX_NAMES = 1000  # different tenants, or classes
+BLOCK_TOKENS = (512, 16, 32, 64, 128, 256, 1024, 2048, 4096)  # Mooncake's first; others where only they fit all rows
 
 
-class TraceError(ValueError):
-    """The trace file cannot be used; the message names file and line."""
+@dataclass(frozen=True, eq=False)
+class Labels:
+    """A name for each row: `names[place[i]]`; "" where the row has none. `lines` says where each name stood first."""
+
+    names: tuple[str, ...] = ()
+    place: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    lines: tuple[int, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.names)
+
+    def shares(self) -> list[float]:
+        """Share of the rows with each name."""
+        return (np.bincount(self.place, minlength=len(self.names)) / len(self.place)).tolist()
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +62,9 @@ class Trace:
     output_tokens: np.ndarray
     span_us: int  # length of the window; above the last time
     lifted: int = 0
+    prefixes: Prefixes | None = None  # None: the file has no block ids
+    tenants: Labels = field(default_factory=Labels)  # empty: no row names one
+    classes: Labels = field(default_factory=Labels)
 
     def __len__(self) -> int:
         return len(self.time_us)
@@ -60,149 +75,42 @@ class Trace:
         return len(self) / (self.span_us / MICRO)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able form: arrays as base64 of zlib of little-endian int64."""
+        """JSON-able form."""
         return {
             "name": self.name,
             "span_us": self.span_us,
             "lifted": self.lifted,
-            "time_us": _pack(np.diff(self.time_us, prepend=0)),
-            "input_tokens": _pack(self.input_tokens),
-            "output_tokens": _pack(self.output_tokens),
+            "time_us": pack(np.diff(self.time_us, prepend=0)),
+            "input_tokens": pack(self.input_tokens),
+            "output_tokens": pack(self.output_tokens),
+            "prefixes": self.prefixes.to_dict() if self.prefixes is not None else None,
+            "tenants": _labels_dict(self.tenants),
+            "classes": _labels_dict(self.classes),
         }
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Trace:
-        """The trace in a `to_dict` form."""
+        """The trace in a `to_dict` form; older forms have no prefixes and labels."""
+        prefixes = data.get("prefixes")
         return cls(
             data["name"],
-            np.cumsum(_unpack(data["time_us"])),
-            _unpack(data["input_tokens"]),
-            _unpack(data["output_tokens"]),
+            np.cumsum(unpack(data["time_us"])),
+            unpack(data["input_tokens"]),
+            unpack(data["output_tokens"]),
             data["span_us"],
             data["lifted"],
+            Prefixes.from_dict(prefixes) if prefixes is not None else None,
+            _labels(data.get("tenants")),
+            _labels(data.get("classes")),
         )
 
 
-def _pack(values: np.ndarray) -> str:
-    return base64.b64encode(zlib.compress(values.astype("<i8").tobytes(), 6)).decode("ascii")
+def _labels_dict(labels: Labels) -> dict[str, Any] | None:
+    return {"names": list(labels.names), "place": pack(labels.place)} if labels else None
 
 
-def _unpack(text: str) -> np.ndarray:
-    return np.frombuffer(zlib.decompress(base64.b64decode(text)), dtype="<i8").astype(np.int64)
-
-
-@contextlib.contextmanager
-def _open_text(path: Path) -> Iterator[TextIO]:
-    with contextlib.ExitStack() as stack:
-        raw = stack.enter_context(open(path, "rb"))
-        gzipped = raw.read(2) == b"\x1f\x8b"  # by content: names lie
-        raw.seek(0)
-        binary = stack.enter_context(gzip.GzipFile(fileobj=raw)) if gzipped else raw
-        yield stack.enter_context(io.TextIOWrapper(binary, encoding="utf-8-sig", newline=None))
-
-
-def _lines(stream: TextIO, path: Path) -> Iterator[tuple[int, str]]:
-    """(line number, text) of the non-empty lines; refuses endless lines and files."""
-    number = 0
-    while True:
-        line = stream.readline(MAX_LINE + 1)
-        if not line:
-            return
-        number += 1
-        if len(line) > MAX_LINE:
-            raise TraceError(f"{path}:{number}: line longer than {MAX_LINE} characters; this is no trace file")
-        if number > MAX_ROWS + 1:
-            raise TraceError(f"{path}:{number}: more than {MAX_ROWS} rows; cut the file to the window you need")
-        if line.strip():
-            yield number, line.strip()
-
-
-def _count(value: Any, what: str, spot: str) -> int:
-    """A token count: whole, 0..MAX_TOKENS. Text must be plain digits."""
-    if isinstance(value, str):
-        text = value.strip()
-        if text == "":
-            raise TraceError(f"{spot}: {what} is missing; a whole number of tokens stands there")
-        digits = text[1:] if text[:1] in "+-" else text
-        if not (digits.isascii() and digits.isdigit()) or len(digits) > 18:
-            raise TraceError(f"{spot}: {what} is {text[:40]!r}; a whole number of tokens stands there")
-        value = int(text)
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TraceError(f"{spot}: {what} is {str(value)[:40]!r}; a whole number of tokens stands there")
-    if value < 0:
-        raise TraceError(f"{spot}: {what} is {value}; it cannot be negative")
-    if value > MAX_TOKENS:
-        raise TraceError(f"{spot}: {what} is {value}; at most {MAX_TOKENS} tokens, the row looks damaged")
-    return value
-
-
-def _azure_micros(text: str, spot: str) -> int:
-    """Microseconds since year 1 of `YYYY-MM-DD HH:MM:SS[.fffffff]` (no zone; 0 to 9 decimals)."""
-    whole, dot, fraction = text.strip().partition(".")
-    # A zone, as in the 2024 files, is the same on every row: it may be left out.
-    fraction = fraction.split("+")[0]
-    whole = whole.split("+")[0].strip()
-    try:
-        if len(whole) != 19 or (dot and not (fraction.isascii() and fraction.isdigit() and len(fraction) <= 9)):
-            raise ValueError(text)
-        moment = datetime.strptime(whole.replace("T", " "), "%Y-%m-%d %H:%M:%S")
-    except ValueError:
-        raise TraceError(f"{spot}: TIMESTAMP is {text[:40]!r}; it looks like 2023-11-16 18:15:46.6805900") from None
-    seconds = (moment - datetime(1, 1, 1)).total_seconds()
-    return int(seconds) * MICRO + int(fraction.ljust(9, "0")[:6] or 0 if dot else 0)
-
-
-def _read_azure(lines: Iterator[tuple[int, str]], header: str, path: Path) -> Iterator[tuple[int, int, int, int]]:
-    names = [name.strip() for name in header.split(",")]
-    missing = [name for name in AZURE_COLUMNS if name not in names]
-    if missing:
-        raise TraceError(
-            f"{path}:1: columns {', '.join(missing)} are missing (found {header[:80]!r}); "
-            f"an Azure trace has {','.join(AZURE_COLUMNS)}, a Mooncake trace is one JSON object a line"
-        )
-    place = [names.index(name) for name in AZURE_COLUMNS]
-    for number, line in lines:
-        cells = line.split(",")
-        spot = f"{path}:{number}"
-        if len(cells) != len(names):
-            raise TraceError(f"{spot}: {len(cells)} cells, the header has {len(names)}")
-        yield (
-            number,
-            _azure_micros(cells[place[0]], spot),
-            _count(cells[place[1]], "ContextTokens", spot),
-            _count(cells[place[2]], "GeneratedTokens", spot),
-        )
-
-
-def _read_mooncake(
-    first: tuple[int, str], lines: Iterator[tuple[int, str]], path: Path
-) -> Iterator[tuple[int, int, int, int]]:
-    def rows() -> Iterator[tuple[int, str]]:
-        yield first
-        yield from lines
-
-    for number, line in rows():
-        spot = f"{path}:{number}"
-        try:
-            row = json.loads(line)
-        except (json.JSONDecodeError, RecursionError) as error:
-            raise TraceError(f"{spot}: not JSON ({error}); each line is one object") from None
-        if not isinstance(row, dict):
-            raise TraceError(f"{spot}: not a JSON object; each line is one object")
-        missing = [key for key in MOONCAKE_KEYS if row.get(key) is None]
-        if missing:
-            raise TraceError(f"{spot}: {', '.join(missing)} is missing; each line has {', '.join(MOONCAKE_KEYS)}")
-        stamp = row["timestamp"]
-        if isinstance(stamp, bool) or not isinstance(stamp, (int, float)) or not abs(stamp) < 1e15:
-            raise TraceError(f"{spot}: timestamp is {str(stamp)[:40]!r}; milliseconds from the start stand there")
-        if stamp < 0:
-            raise TraceError(f"{spot}: timestamp is {stamp}; it cannot be negative")
-        yield (
-            number,
-            round(stamp * 1000),
-            _count(row["input_length"], "input_length", spot),
-            _count(row["output_length"], "output_length", spot),
-        )
+def _labels(data: dict[str, Any] | None) -> Labels:
+    return Labels(tuple(data["names"]), unpack(data["place"])) if data else Labels()
 
 
 def read_trace(
@@ -213,45 +121,117 @@ def read_trace(
     spread_ties: bool = True,
     max_input_tokens: int | None = None,
     max_output_tokens: int | None = None,
+    prefixes: bool = True,
 ) -> Trace:
-    """The arrivals of a trace file in [start_s, end_s) of the trace, lengths cut to the caps.
+    """The arrivals of a trace file in [start_s, end_s) of the trace, lengths (and block ids) cut to the caps.
 
     Raises TraceError (file and line in the message), also for a file that cannot be read.
     """
     try:
-        with _open_text(path) as stream:
-            lines = _lines(stream, path)
-            first = next(lines, None)
-            if first is None:
-                raise TraceError(f"{path}: is empty; an Azure CSV or a Mooncake JSONL trace is needed")
-            rows = (
-                _read_mooncake(first, lines, path) if first[1].startswith("{") else _read_azure(lines, first[1], path)
-            )
-            data = _collect(rows, path)
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise TraceError(f"{path}: is not a regular file; write the trace to a file and name that")
+        table = _collect(read_rows(path, prefixes=prefixes), path)
     except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error) or type(error).__name__
         raise TraceError(f"{path}: cannot be read ({reason})") from None
-    return _window(data, path, start_s, end_s, spread_ties, max_input_tokens, max_output_tokens)
+    return _window(table, path, start_s, end_s, spread_ties, max_input_tokens, max_output_tokens)
 
 
-def _collect(rows: Iterator[tuple[int, int, int, int]], path: Path) -> np.ndarray:
-    """(n, 3) int64: time_us from the first row, input, output; refuses rows out of order."""
-    out: list[tuple[int, int, int]] = []
+@dataclass(frozen=True, eq=False)
+class _Table:
+    """All rows of a file: (n, 3) int64 of time_us from the first row, input, output; and what else they say."""
+
+    data: np.ndarray
+    prefixes: Prefixes | None
+    tenants: Labels
+    classes: Labels
+
+
+def _collect(rows: Iterator[Row], path: Path) -> _Table:
+    """The table of a file; refuses rows out of order."""
+    out = array("q")
+    blocks = _Blocks(path)
+    tenants, classes = _Names(path, "tenant"), _Names(path, "request_class")
     origin = previous = 0
-    for number, time_us, input_tokens, output_tokens in rows:
+    for row in rows:
+        time_us = row.time_us
         if not out:
             origin = previous = time_us
         if time_us < previous:
             raise TraceError(
-                f"{path}:{number}: {(previous - time_us) / MICRO:g} s before the row above; sort the file by time first"
+                f"{path}:{row.line}: {(previous - time_us) / MICRO:g} s before the row above; sort the file by time "
+                "first"
             )
         if time_us - origin > MAX_SPAN_S * MICRO:
-            raise TraceError(f"{path}:{number}: more than a year after the first row; the stamp looks damaged")
+            raise TraceError(f"{path}:{row.line}: more than a year after the first row; the stamp looks damaged")
         previous = time_us
-        out.append((time_us - origin, input_tokens, output_tokens))
+        out.extend((time_us - origin, row.input_tokens, row.output_tokens))
+        blocks.add(row)
+        tenants.add(row.tenant, row.line)
+        classes.add(row.request_class, row.line)
     if not out:
         raise TraceError(f"{path}: holds a header and no rows")
-    return np.array(out, dtype=np.int64)
+    data = np.frombuffer(out, dtype=np.int64).reshape(-1, 3)
+    return _Table(data, blocks.prefixes(), tenants.labels(), classes.labels())
+
+
+class _Blocks:
+    """Block ids of the rows, and which block sizes fit all of them: a row has one id per block, the last one begun."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._sizes = BLOCK_TOKENS
+        self._counts, self._ids = array("q"), array("q")
+
+    def add(self, row: Row) -> None:
+        ids = row.hash_ids or []
+        if ids:
+            fitting = tuple(b for b in self._sizes if -(-row.input_tokens // b) == len(ids))
+            if not fitting:
+                b = self._sizes[0]
+                raise TraceError(
+                    f"{self._path}:{row.line}: hash_ids has {len(ids)} ids, input_length {row.input_tokens} has "
+                    f"{-(-row.input_tokens // b)} blocks of {b} tokens; mend the row, or set loadgen.trace_prefixes to "
+                    "false"
+                )
+            self._sizes = fitting
+        self._counts.append(len(ids))
+        self._ids.extend(ids)
+        if len(self._ids) > MAX_BLOCKS:
+            raise TraceError(
+                f"{self._path}:{row.line}: more than {MAX_BLOCKS} block ids; cut the file to the window you need"
+            )
+
+    def prefixes(self) -> Prefixes | None:
+        if not self._ids:
+            return None
+        return make_prefixes(
+            self._sizes[0], np.frombuffer(self._counts, dtype=np.int64), np.frombuffer(self._ids, dtype=np.int64)
+        )
+
+
+class _Names:
+    """Names of the rows as numbers, in order of first appearance."""
+
+    def __init__(self, path: Path, what: str) -> None:
+        self._path, self._what = path, what
+        self._place = array("q")
+        self._lines: dict[str, int] = {}
+        self._index: dict[str, int] = {}
+
+    def add(self, name: str, line: int) -> None:
+        index = self._index.get(name)
+        if index is None:
+            index = self._index[name] = len(self._index)
+            self._lines[name] = line
+            if index >= MAX_NAMES:
+                raise TraceError(f"{self._path}:{line}: more than {MAX_NAMES} different names of {self._what}")
+        self._place.append(index)
+
+    def labels(self) -> Labels:
+        if set(self._index) <= {""}:
+            return Labels()
+        return Labels(tuple(self._index), np.frombuffer(self._place, dtype=np.int64), tuple(self._lines.values()))
 
 
 def spread(time_us: np.ndarray, last_gap_us: int) -> np.ndarray:
@@ -268,7 +248,7 @@ def spread(time_us: np.ndarray, last_gap_us: int) -> np.ndarray:
 
 
 def _window(
-    data: np.ndarray,
+    table: _Table,
     path: Path,
     start_s: float,
     end_s: float | None,
@@ -276,6 +256,7 @@ def _window(
     max_input: int | None,
     max_output: int | None,
 ) -> Trace:
+    data = table.data
     time_us = data[:, 0]
     stamps = np.unique(time_us)
     typical = int(np.median(np.diff(stamps))) if len(stamps) > 1 else MICRO
@@ -296,12 +277,39 @@ def _window(
     lengths = np.maximum(lengths, 1)
     inputs = lengths[:, 0] if max_input is None else np.minimum(lengths[:, 0], max_input)
     outputs = lengths[:, 1] if max_output is None else np.minimum(lengths[:, 1], max_output)
-    return Trace(path.name, time_us[keep] - start, inputs.copy(), outputs.copy(), end - start, lifted)
+    prefixes = take_rows(table.prefixes, keep, inputs) if table.prefixes is not None else None
+    return Trace(
+        path.name,
+        time_us[keep] - start,
+        inputs.copy(),
+        outputs.copy(),
+        end - start,
+        lifted,
+        prefixes if prefixes is not None and len(prefixes.ids) else None,
+        _kept(table.tenants, keep),
+        _kept(table.classes, keep),
+    )
+
+
+def _kept(labels: Labels, keep: np.ndarray) -> Labels:
+    """The labels of a mask, without names that no kept row has; no labels when that leaves only ""."""
+    if not labels:
+        return labels
+    used, place = np.unique(labels.place[keep], return_inverse=True)
+    names = tuple(labels.names[i] for i in used.tolist())
+    return Labels(names, place, tuple(labels.lines[i] for i in used.tolist())) if names != ("",) else Labels()
 
 
 def digest(trace: Trace) -> str:
     """sha256 over the rows of a trace, the same on every machine."""
     total = hashlib.sha256()
-    for column in (trace.time_us, trace.input_tokens, trace.output_tokens):
+    columns = [trace.time_us, trace.input_tokens, trace.output_tokens]
+    if trace.prefixes is not None:
+        columns += [np.array([trace.prefixes.block_tokens]), trace.prefixes.starts, trace.prefixes.ids]
+    for labels in (trace.tenants, trace.classes):
+        if labels:
+            columns.append(labels.place)
+            total.update(json.dumps(labels.names).encode())
+    for column in columns:
         total.update(column.astype("<i8").tobytes())
     return total.hexdigest()
