@@ -11,42 +11,32 @@ Does not: read sockets or clocks, retry, compute latencies (`Outcome.to_row` doe
    and last output are exact.
 3. Memory is bounded: one unfinished event, 64 KiB of a refusal's body, a histogram of at most 1,100 bins.
 4. Nothing is raised for bad bytes: they become the outcome's code. The first fault of an answer stands.
-5. An answer that has said it is over ([DONE] or a finish reason) is not spoilt by how its connection ends.
 
 Definitions: docs/metrics.md.
 """
 from __future__ import annotations
 
-import zlib
 from dataclasses import dataclass
 from typing import Any
 
 from bench.client.chat import ChatReader
-from bench.client.chat_state import CONTENT, REASONING, TOOL
+from bench.client.chat_state import CONTENT
 from bench.client.errors import ProtocolError
 from bench.client.gaps import Gaps
 from bench.client.heaps import HeapCounter
 from bench.client.http1 import SIZE, SIZES, ResponseParser
-from bench.client.outcome import Fault, Outcome, classify, error_parts, fault, is_burst, retry_after
+from bench.client.judge import EVENTS, JSON_BODY, PLAIN, REFUSAL, TEXT, UNKNOWN, judge, set_flags
+from bench.client.outcome import Fault, Outcome, fault, retry_after
 from bench.client.redact import redact
-from bench.client.request import is_other_model
 from bench.client.sse import MAX_EVENT_BYTES, EventStream
+from bench.client.timeline import name_of, note
+from bench.client.unpack import Unpacker, unpacker
 
 # How much of a refusal's body is kept to class it.
 ERROR_BODY_BYTES = 65_536
-# A compressed body may grow this much; text of a token stream compresses 20 times, a bomb a thousand times.
-INFLATE_RATIO_MAX = 200
-INFLATE_FREE_BYTES = 8 * 1024 * 1024
-INFLATE_STEP_BYTES = 65_536
-TIMELINE_MAX = 20_000
-
-# What the body turned out to be; UNKNOWN until its first byte that is no white space.
-UNKNOWN, EVENTS, JSON_BODY, REFUSAL, PLAIN, TEXT = range(6)
 
 # Finish reasons that need no redaction (it costs as much as ten events).
-_USUAL_FINISH = frozenset({"stop", "length", "tool_calls", "end_turn", "max_tokens"})
-_NAMED_BY = ((b'"error":{', "error"), (b'"usage":{', "usage"), (b'"finish_reason":"', "finish"), (b'"role"', "role"))
-_KIND_NAMES = {CONTENT: "content", REASONING: "reasoning", TOOL: "tool_call"}
+_USUAL_FINISH = frozenset({"stop", "length", "tool_calls", "end_turn", "max_tokens", "completed", "max_output_tokens"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +64,7 @@ class AnswerReader:
 
     __slots__ = (
         "options", "pinned_tokens", "model", "send_at", "first_output", "complete", "coalesced", "body",
-        "done_marker_at", "lazy", "_http", "_sse", "_chat", "_kind", "_plain_path", "_inflate", "_inflated", "_fault",
+        "done_marker_at", "lazy", "_http", "_sse", "_chat", "_kind", "_plain_path", "_unpacker", "_fault",
         "_headers_at",
         "_first_at", "_content_at", "_last_at", "_done_at", "_at", "_bytes", "_reads", "_read_outputs",
         "_first_read_chunks", "_gaps", "_heaps", "_rest", "_last_output", "_events", "_protocol_broken",
@@ -98,8 +88,7 @@ class AnswerReader:
         self._chat = ChatReader(keep_text=options.keep_text, secrets=options.secrets)
         self._kind = UNKNOWN
         self._plain_path = False  # between two chunks and two events of a chunked, uncompressed event stream
-        self._inflate: Any = None
-        self._inflated = 0
+        self._unpacker: Unpacker | None = None
         self._fault: Fault | None = None
         self._protocol_broken = False
         self._headers_at: float | None = None
@@ -226,7 +215,7 @@ class AnswerReader:
             self._kind == EVENTS
             and http.phase == SIZE
             and not http.line
-            and self._inflate is None
+            and self._unpacker is None
             and not self.options.timeline
             and self._sse.clean
         )
@@ -236,34 +225,18 @@ class AnswerReader:
         http = self._http
         self._headers_at = at
         self._note("headers", status=http.status)
-        encoding = http.headers.get("content-encoding", "").strip().lower()
-        if encoding in ("gzip", "x-gzip", "deflate"):
-            self._inflate = zlib.decompressobj(wbits=47 if encoding != "deflate" else 15)
-        elif encoding not in ("", "identity"):
-            raise ProtocolError("SC-ENCODING", f"the answer is compressed with {encoding[:40]!r}: not asked for")
+        self._unpacker = unpacker(http.headers.get("content-encoding", ""))
         if not 200 <= (http.status or 0) < 300:
             self._kind = REFUSAL
         elif self.options.plain:
             self._kind = PLAIN
 
     def _take_body(self, data: bytes, at: float) -> None:
-        if self._inflate is None:
+        if self._unpacker is None:
             self._take_plain(data, at)
             return
-        # In small steps: a bomb is stopped long before it is unpacked.
-        while data:
-            try:
-                plain = self._inflate.decompress(data, INFLATE_STEP_BYTES)
-            except zlib.error as error:
-                raise ProtocolError("SC-ENCODING", f"the compressed body is broken: {error}") from None
-            data = self._inflate.unconsumed_tail
-            self._inflated += len(plain)
-            if self._inflated > INFLATE_FREE_BYTES + INFLATE_RATIO_MAX * self._bytes:
-                raise ProtocolError("SC-ENCODING", f"the body grows more than {INFLATE_RATIO_MAX} times when unpacked")
-            if plain:
-                self._take_plain(plain, at)
-            if self._inflate.eof:
-                break
+        for plain in self._unpacker.feed(data, self._bytes):
+            self._take_plain(plain, at)
 
     def _take_plain(self, data: bytes, at: float) -> None:
         """Body bytes as the service wrote them."""
@@ -309,7 +282,7 @@ class AnswerReader:
         if chat.done and not was_done:
             self.done_marker_at = at
         if self.options.timeline and data:
-            self._note(_name_of(found, data), event=chat.chunks if data.strip() != b"[DONE]" else None, bytes=len(data))
+            self._note(name_of(found, data), event=chat.chunks if data.strip() != b"[DONE]" else None, bytes=len(data))
 
     def _output(self, found: int, at: float) -> None:
         """One event with output: stamps, gaps, the first read's share."""
@@ -430,33 +403,15 @@ class AnswerReader:
 
     def _judge(self, at: float) -> Fault | None:
         """Return the fault of the finished answer, None for a success."""
-        chat, http, kind, secrets = self._chat, self._http, self._kind, self.options.secrets
-        if kind == REFUSAL or (http.has_head and not 200 <= (http.status or 0) < 300):
-            return classify(http.status or 0, http.headers, self.body, secrets=secrets)
-        if kind == JSON_BODY and self._fault is None:
+        chat = self._chat
+        success = 200 <= (self._http.status or 0) < 300
+        if self._kind == JSON_BODY and self._fault is None and success:
             found = chat.body(bytes(self.body))
             if found:
                 self._reads = 1
                 self._output(found, at)
-                self._note(_name_of(found, b""), event=1, bytes=len(self.body))
-        if chat.fault is not None:
-            return chat.fault
-        if self._fault is not None and not (kind == EVENTS and chat.terminated):
-            return self._fault
-        if kind == PLAIN:
-            return None
-        if http.status in (204, 205):  # by definition without a body
-            return Fault("SC-EMPTY", f"status {http.status}: an answer without content")
-        if kind == TEXT:
-            return classify_text(self.body, secrets)
-        if chat.terminated:
-            return None if chat.outputs else Fault("SC-EMPTY", "the answer was complete and had no output")
-        if chat.chunks and not chat.saw_choices:
-            return Fault("SC-CHOICES", redact(f"no choices in {chat.odd or 'the events'}", secrets))
-        if kind == EVENTS and not chat.chunks and "event-stream" not in http.headers.get("content-type", ""):
-            return Fault("SC-SSE", redact(b"not an event stream: " + self.body, secrets))
-        how = f"after {chat.outputs} events with output" if chat.outputs else "before any output"
-        return Fault("SC-TRUNCATED", f"the stream ended {how}, without a finish reason or [DONE]")
+                self._note(name_of(found, b""), event=1, bytes=len(self.body))
+        return judge(self._kind, chat, self._http, self.body, self._fault, self.options.secrets)
 
     # --- the result ---
 
@@ -506,7 +461,8 @@ class AnswerReader:
             outcome.itl_mean_s = max(self._last_at - self._first_at, 0.0) / gaps.count
             outcome.itl_p99_s, outcome.itl_max_s = gaps.p99_s(), gaps.max_s
             outcome.itl_under_1ms_ratio = gaps.under_1ms_ratio
-        self._set_flags(outcome)
+        set_flags(outcome, self._kind, chat, first_read_chunks=self._first_read_chunks,
+                  pinned_tokens=self.pinned_tokens, model=self.model)  # fmt: skip
         return outcome
 
     def _finish_reason(self) -> str | None:
@@ -520,50 +476,6 @@ class AnswerReader:
         outcome = self.outcome()
         return {name: getattr(outcome, name) for name in Outcome.__slots__}
 
-    def _set_flags(self, outcome: Outcome) -> None:
-        chat, flags = self._chat, outcome.flags
-        if chat.cached_tokens:
-            flags.add("cached")
-        if self._first_read_chunks > 1:
-            flags.add("first_read_bound")
-        if is_other_model(self.model, chat.model):
-            flags.add("other_model")
-        if chat.after_done:
-            flags.add("text_after_done")
-        if outcome.status == "ok" and self._kind != PLAIN:
-            if not chat.done:
-                flags.add("no_done")
-            if outcome.output_tokens_source == "chunks":
-                flags.add("tokens_estimated")
-            pinned, tokens = self.pinned_tokens, outcome.output_tokens
-            # Counted events may hold several tokens each: then only another end than the limit shows a short answer.
-            counted = outcome.output_tokens_source == "chunks" and chat.finish == "length"
-            if pinned is not None and tokens is not None and tokens < pinned and not counted:
-                flags.add("short")
-            if self._kind == JSON_BODY or is_burst(outcome):
-                flags.add("burst")
-
     def _note(self, what: str, **facts: Any) -> None:
-        if self.options.timeline and len(self._events) < TIMELINE_MAX:
-            self._events.append({"at": self._at, "what": what, **facts})
-
-
-def classify_text(body: bytes, secrets: tuple[str, ...]) -> Fault:
-    """A page of HTML or text with status 200 where an event stream was asked for."""
-    message, _ = error_parts(bytes(body))
-    return Fault("SC-SSE", redact(f"a page, not an event stream: {message}", secrets))
-
-
-def _name_of(found: int, data: bytes) -> str:
-    """What to call an event in a timeline."""
-    for bit, name in _KIND_NAMES.items():
-        if found & bit:
-            return name
-    text = data.strip()
-    if text == b"[DONE]":
-        return "done"
-    compact = text.replace(b": ", b":")
-    for needle, name in _NAMED_BY:
-        if needle in compact:
-            return name
-    return "other"
+        if self.options.timeline:
+            note(self._events, self._at, what, **facts)
