@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import signal
@@ -82,6 +83,75 @@ def test_the_third_ctrl_c_ends_at_once_and_keeps_every_arrival(tmp_path: Path) -
     whole(ran)
     assert ran.code == 130 and ran.run()["interrupted"]
     nothing_left(ran.run_dir)
+
+
+def test_the_second_ctrl_c_gives_up_what_is_open(tmp_path: Path) -> None:
+    """Answers of half a minute: only the second press can end the run soon; the open ones are cut off, none is lost."""
+    config = config_with(sweep=LONG["sweep"], loadgen={**LONG["loadgen"], "output_len_fixed": 4000})
+    process = start(tmp_path, config)
+    try:
+        wait_for_streams(tmp_path / "run", 5)
+        os.kill(process.pid, signal.SIGINT)
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "Ctrl-C again gives them up" in line:
+                break
+        time.sleep(0.2)  # one press must not be taken for two
+        assert process.poll() is None
+        os.kill(process.pid, signal.SIGINT)
+        ran = finished(process, tmp_path, timeout=40)
+    finally:
+        end(process)
+    first, _ = whole(ran)
+    assert ran.code == 130 and "interrupted" in first["marks"] and ran.run()["interrupted"]
+    cut = [row for row in ran.rows() if row["code"] == "CL-CANCEL" and row["sent_s"]]
+    assert len(cut) >= 5 and {row["status"] for row in cut} <= {"truncated", "timeout"}
+    nothing_left(ran.run_dir)
+
+
+def test_sigterm_in_the_middle_is_the_first_ctrl_c(tmp_path: Path) -> None:
+    process = start(tmp_path, config_with(**LONG))
+    try:
+        wait_for_streams(tmp_path / "run", 5)
+        process.terminate()
+        ran = finished(process, tmp_path)
+    finally:
+        end(process)
+    first, _ = whole(ran)
+    assert ran.code == 130 and "interrupted" in first["marks"]
+    assert {row["status"] for row in ran.rows()} == {"ok", "unsent"}  # what was open was waited for
+    nothing_left(ran.run_dir)
+
+
+def test_an_embedded_engine_that_dies_is_in_the_rows_and_the_run_goes_on(tmp_path: Path) -> None:
+    process = start(tmp_path, config_with(sweep={"qps": [10, 5]}, loadgen={"duration_sec": 4}))
+    try:
+        wait_for_streams(tmp_path / "run", 5)
+        next(p for p in psutil.Process(process.pid).children() if "engine.serve" in p.cmdline()).kill()
+        ran = finished(process, tmp_path)
+    finally:
+        end(process)
+    assert ran.code in (1, 3, 4) and (ran.run_dir / "report.html").exists()
+    second = [row for row in ran.rows() if row["stage"] == "1"]
+    assert second and {row["code"] for row in second} == {"CH-REFUSED"}
+    assert not (ran.run_dir / "engine_requests.ndjson").exists()  # its record went with it; the ledger stands alone
+    nothing_left(ran.run_dir)
+
+
+def wait_for_streams(run_dir: Path, count: int) -> None:
+    """Wait until the gauge has seen so many answers open at once, or the ledger as many rows."""
+    limit = time.monotonic() + 40
+    while time.monotonic() < limit:
+        for name, enough in (("inflight.csv", lambda row: int(row["in_flight"]) >= count), ("requests.csv", None)):
+            try:
+                with (run_dir / name).open(encoding="utf-8", newline="") as handle:
+                    rows = list(csv.DictReader(handle))
+            except OSError:
+                continue
+            if (len(rows) > count) if enough is None else any(enough(row) for row in rows if row["in_flight"]):
+                return
+        time.sleep(0.1)
+    raise AssertionError("the run did not begin")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
