@@ -120,6 +120,7 @@ class Loadgen(Section):
     trace_file: Word | None = _key(None, "trace: Azure CSV or Mooncake JSONL, plain or .gz", unit="path")
     trace_rate_scale: float = _key(1.0, "trace: 2 replays it twice as fast", unit="1", gt=0, le=1e6)
     trace_spread_ties: bool = _key(True, "trace: spread equal stamps over the gap that follows")
+    trace_prefixes: bool = _key(True, "trace: prompts begin alike where its hash_ids say so; false: none do")
     trace_start_sec: SecondsOrZero = _key(0.0, "trace: leave out what comes before", unit="s of the trace")
     trace_end_sec: Seconds | None = _key(None, "trace: leave out what comes from here on", unit="s of the trace")
     trace_max_input_tokens: Tokens | None = _key(None, "trace: longer prompts are cut to it", unit="tokens")

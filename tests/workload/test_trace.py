@@ -41,22 +41,50 @@ def azure_text(rows: int = 120, seed: int = 7) -> str:
     return "\r\n".join(lines)
 
 
-def mooncake_text(rows: int = 90, seed: int = 8) -> str:
-    """A Mooncake-like JSONL: stamps in 3 s groups, block ids."""
+def mooncake_text(rows: int = 90, seed: int = 8, talks: int = 12, groups: int = 10, own: tuple[int, int] = (100, 4000)) -> str:
+    """A Mooncake-like JSONL: stamps in 3 s groups; talks that grow turn by turn after one of two common starts.
+
+    A turn repeats the whole blocks of the turn before; the block that was cut there is a new one.
+    """
     rng = np.random.Generator(np.random.Philox(seed))
-    stamps = np.sort(rng.integers(0, 10, rows)) * 3000
-    return "".join(
-        json.dumps({"timestamp": int(t), "input_length": int(rng.integers(100, 20_000)), "output_length": int(rng.integers(1, 700)),
-                    "hash_ids": list(range(int(rng.integers(1, 9))))}) + "\n"
-        for t in stamps
-    )  # fmt: skip
+    stamps = np.sort(rng.integers(0, groups, rows)) * 3000
+    common, fresh = ([0, 1], [2, 3, 4]), 5
+    heads: list[list[int]] = [list(common[int(rng.integers(0, 2))]) for _ in range(talks)]
+    tokens = [512 * len(head) for head in heads]
+    lines = []
+    for t in stamps.tolist():
+        talk = int(rng.integers(0, talks))
+        tokens[talk] += int(rng.integers(*own))
+        if tokens[talk] > 20_000:
+            heads[talk], tokens[talk] = list(common[talk % 2]), 512 * len(common[talk % 2]) + 100
+        whole, blocks = tokens[talk] // 512, -(-tokens[talk] // 512)
+        new = blocks - len(heads[talk])
+        ids = heads[talk] + list(range(fresh, fresh + new))
+        fresh += new
+        lines.append(json.dumps({"timestamp": t, "input_length": tokens[talk], "output_length": int(rng.integers(1, 700)),
+                                 "hash_ids": ids}))  # fmt: skip
+        heads[talk] = ids[:whole]
+    return "\n".join(lines) + "\n"
+
+
+def chat_turns_text() -> str:
+    """The example in configs/study: 200 turns of 20 talks in five minutes."""
+    return mooncake_text(200, 11, talks=20, groups=100, own=(50, 900))
+
+
+STUDY = Path(__file__).resolve().parents[2] / "configs" / "study"
 
 
 @pytest.mark.parametrize(
-    ("name", "make"), [("azure_small.csv", azure_text), ("mooncake_small.jsonl.gz", mooncake_text)]
+    ("path", "make"),
+    [
+        (DATA / "azure_small.csv", azure_text),
+        (DATA / "mooncake_small.jsonl.gz", mooncake_text),
+        (STUDY / "chat_turns.jsonl", chat_turns_text),
+    ],
 )
-def test_the_tracked_files_come_from_the_generators(name, make):
-    path = DATA / name
+def test_the_tracked_files_come_from_the_generators(path, make):
+    name = path.name
     if os.environ.get("UPDATE_GOLDEN"):
         raw = make().encode()
         path.write_bytes(gzip.compress(raw, mtime=0) if name.endswith(".gz") else raw)
