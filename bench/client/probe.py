@@ -25,15 +25,20 @@ from bench.client.transport import Transport, TransportOptions
 TEXT_SHOWN = 4_000
 
 
-def run_probe(config: Any, api_key: str | None, *, max_tokens: int, prompt: str) -> dict[str, Any]:
-    """Return what became of one request; raises ChannelError when the address or a header cannot be used at all."""
+def run_probe(
+    config: Any, api_key: str | None, *, max_tokens: int, prompt: str, read: str = "prompt"
+) -> dict[str, Any]:
+    """Return what became of one request; raises ChannelError when the address or a header cannot be used at all.
+
+    read: `lazy` reads as most streams of a run are read: then there is no timeline of events and no text.
+    """
     target = config.target
     endpoint = parse_base_url(config.base_url)
     proxy = target.proxy
     if target.trust_env and not proxy:
         proxy = proxy_from_env(endpoint.scheme, endpoint.host)
     options = TransportOptions(
-        read="prompt",
+        read=read,
         connect_timeout_s=target.connect_timeout_sec,
         first_token_timeout_s=target.first_token_timeout_sec,
         idle_timeout_s=target.idle_timeout_sec,
@@ -47,10 +52,11 @@ def run_probe(config: Any, api_key: str | None, *, max_tokens: int, prompt: str)
     body = request_body(config.model, prompt, max_tokens, endpoint=target.endpoint, ignore_eos=target.ignore_eos,
                         extra_body=target.extra_body)  # fmt: skip
     hidden = (api_key,) if api_key else ()
-    answer = AnswerOptions(keep_text=True, timeline=True, secrets=hidden)
+    seen = read == "prompt"  # a lazily read stream is counted, not looked at
+    answer = AnswerOptions(keep_text=seen, timeline=seen, secrets=hidden)
     started = time.monotonic()
     request_id = f"probe-{secrets.token_hex(8)}"
-    outcome = _send(Transport(endpoint, options, api_key), body, request_id, answer)
+    outcome = _send(Transport(endpoint, options, api_key), body, request_id, answer, prompt_read=seen)
     zero = outcome.send_at if outcome.send_at is not None else started
     row = outcome.to_row(stage=0, arrival=0, worker=0, repeat=0, offered_qps=0.0, phase="window", tenant="",
                          request_class="", request_id=request_id, intended_s=0.0, input_tokens=None,
@@ -63,9 +69,9 @@ def run_probe(config: Any, api_key: str | None, *, max_tokens: int, prompt: str)
     }
 
 
-def _send(transport: Transport, body: bytes, request_id: str, answer: AnswerOptions) -> Outcome:
+def _send(transport: Transport, body: bytes, request_id: str, answer: AnswerOptions, *, prompt_read: bool) -> Outcome:
     try:
-        return transport.ask(body, request_id=request_id, prompt_read=True, answer=answer)
+        return transport.ask(body, request_id=request_id, prompt_read=prompt_read, answer=answer)
     finally:
         transport.close()
 

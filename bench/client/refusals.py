@@ -46,7 +46,8 @@ _MODEL_TEXT = re.compile(
     r"\bmodel\b.{0,120}?(?:not found|does ?n.t exist|does not exist|not exist|no such|unknown|not supported|"
     r"not available|unavailable|not served|not loaded|is invalid|not valid)|"
     r"(?:unknown|no such|invalid|unsupported|non-?existent|could not find|cannot find|not a valid)\s+model|"
-    r"no (?:available )?channel for .{0,40}model|模型.{0,40}(?:不存在|无可用|未找到|不支持)",
+    r"no (?:available )?channel for .{0,40}model|模型.{0,40}(?:不存在|无可用|未找到|不支持)|"
+    r"\Amodel: ?[^\s,;]{1,120}\Z",  # Anthropic's `not_found_error` for a model
     re.I | re.S,
 )
 _KEY_TEXT = re.compile(

@@ -31,13 +31,15 @@ MARKS = {"ok": "ok    ", "note": "note  ", "failed": "FAILED", "skipped": "-    
     Example:
       bench check --config configs/scheduler_bench.json
       BENCH_API_KEY=... bench check --base-url http://127.0.0.1:8000/v1 --model demo-7b
+      BENCH_API_KEY=... bench check --base-url http://127.0.0.1:8000/v1 --model demo-7b --endpoint messages
     """,
 )
 @click.option("--config", "config_path", type=click.Path(path_type=Path), help="Config to take settings from.")
 @click.option("--base-url", default="", help="Address of the service, with or without /v1.")
 @click.option("--model", default="", help="Model name to ask for.")
+@click.option("--endpoint", type=click.Choice(["chat", "completions", "responses", "messages"]), help="What it speaks.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
-def command(config_path: Path | None, base_url: str, model: str, as_json: bool) -> None:
+def command(config_path: Path | None, base_url: str, model: str, endpoint: str | None, as_json: bool) -> None:
     """Run the preflight once."""
     from bench.client.preflight import run_preflight
     from bench.config import ConfigError, api_key, api_key_from_environment, load_config
@@ -47,6 +49,8 @@ def command(config_path: Path | None, base_url: str, model: str, as_json: bool) 
         overrides |= {"base_url": base_url, "engine.embedded": False}
     if model:
         overrides["model"] = model
+    if endpoint:
+        overrides["target.endpoint"] = endpoint
     try:
         resolved = load_config(config_path, overrides=overrides)
         embedded = resolved.config.engine.embedded

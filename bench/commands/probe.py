@@ -25,10 +25,22 @@ import click
 @click.option("--config", "config_path", type=click.Path(path_type=Path), help="Config to take settings from.")
 @click.option("--base-url", default="", help="Address of the service, with or without /v1.")
 @click.option("--model", default="", help="Model name to ask for.")
+@click.option("--endpoint", type=click.Choice(["chat", "completions", "responses", "messages"]), help="What it speaks.")
 @click.option("--max-tokens", type=click.IntRange(1, 1_000_000), default=32, show_default=True, help="Length to ask.")
 @click.option("--prompt", default="Say in a few words why queues grow.", help="What to ask.", show_default=True)
+@click.option("--read", type=click.Choice(["prompt", "lazy"]), default="prompt", show_default=True,
+              help="lazy: as most streams of a run; no timeline and no texts then.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="One line instead of indented JSON.")
-def command(config_path: Path | None, base_url: str, model: str, max_tokens: int, prompt: str, as_json: bool) -> None:
+def command(
+    config_path: Path | None,
+    base_url: str,
+    model: str,
+    endpoint: str | None,
+    max_tokens: int,
+    prompt: str,
+    read: str,
+    as_json: bool,
+) -> None:
     """Send one request."""
     from bench.client.errors import ChannelError
     from bench.client.probe import run_probe
@@ -40,12 +52,14 @@ def command(config_path: Path | None, base_url: str, model: str, max_tokens: int
         overrides["base_url"] = base_url
     if model:
         overrides["model"] = model
+    if endpoint:
+        overrides["target.endpoint"] = endpoint
     try:
         resolved = load_config(config_path, overrides=overrides)
         if problems := resolved.placeholders():
             raise ConfigError(problems)
         key = api_key_from_environment(key_file=resolved.config.target.api_key_file)
-        result = run_probe(resolved.config, key, max_tokens=max_tokens, prompt=prompt)
+        result = run_probe(resolved.config, key, max_tokens=max_tokens, prompt=prompt, read=read)
     except ConfigError as error:
         click.echo(str(error), err=True)
         sys.exit(exit_code_of(error.problems))
