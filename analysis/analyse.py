@@ -29,7 +29,9 @@ from analysis.knee import Crossing, Level, capacity, crossing, rate_text
 from analysis.repeatability import repeatability
 from analysis.row_checks import Checked, check_rows
 from analysis.run_files import Gauge, ServerGauge, read_gauge, read_run_info, read_server_gauge, read_stages
+from analysis.sample import request_points
 from analysis.search import Probe, estimate, probe
+from analysis.server_series import server_view
 from analysis.stage import Context, StageResult, analyse_stage
 from analysis.verdict import Facts, verdict
 from bench.records.analysis import SCHEMA_VERSION, Analysis, Capacity, Reason, StageAnalysis, to_json
@@ -313,7 +315,8 @@ def _assemble(
         repeatability=[] if searched else repeatability(stages, {r.stage: r.seed for r in stage_rows}),
         in_flight_series=series.in_flight_series(context.gauge),
         heatmap=series.heatmap(ledger["intended_s"], ledger["e2e_s"], checked.status == load.OK),
-        worst=series.worst_rows(checked, in_window), csv_check=csv_check,
+        worst=series.worst_rows(checked, in_window), points=request_points(checked, results),
+        server=server_view(context.server, checked, stage_rows, results), csv_check=csv_check,
         clients=series.clients(checked, context.gauge, raw.get("worker_info") or []),
         ledger=_ledger_summary(checked, stage_rows, problems),
         warnings=[r for r in judged.reasons if r.severity == "warn"],

@@ -126,6 +126,16 @@ class ServerGauge:
     waiting: np.ndarray
     kv_usage: np.ndarray
     preemptions_total: np.ndarray
+    # totals since the service started
+    ttft_sum_s: np.ndarray | None = None
+    ttft_count: np.ndarray | None = None
+    queue_sum_s: np.ndarray | None = None
+    queue_count: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            if getattr(self, f.name) is None:
+                setattr(self, f.name, np.full(len(self.t_s), np.nan))
 
 
 def read_server_gauge(run_dir: Path) -> ServerGauge | None:
@@ -133,9 +143,9 @@ def read_server_gauge(run_dir: Path) -> ServerGauge | None:
     frame, _ = _read_small(run_dir / "server_metrics.csv", ("t_s", "running", "waiting"))
     if frame is None or frame.empty:
         return None
-    for name in ("kv_usage", "preemptions_total"):
-        if name not in frame:
-            frame[name] = np.nan
+    for f in fields(ServerGauge):
+        if f.name not in frame:
+            frame[f.name] = np.nan
     frame = frame[np.isfinite(frame["t_s"])].sort_values("t_s")
     return ServerGauge(**{f.name: frame[f.name].to_numpy(dtype=np.float64) for f in fields(ServerGauge)})
 

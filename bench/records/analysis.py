@@ -251,6 +251,10 @@ class Analysis:
     # arrival-time x latency counts: {"t_s": edges, "e2e_s": edges, "counts": 2-d}
     heatmap: dict[str, Any] = field(default_factory=dict)
     worst: list[dict[str, Any]] = field(default_factory=list)  # at most 20 rows
+    # at most 1,500 arrivals as columns, and bins over all of them (analysis/sample.py)
+    points: dict[str, Any] = field(default_factory=dict)
+    # the service's own numbers over time and per stage (analysis/server_series.py); {} = not scraped
+    server: dict[str, Any] = field(default_factory=dict)
     csv_check: dict[str, Any] = field(default_factory=dict)  # Locust CSV against the ledger
     clients: list[dict[str, Any]] = field(default_factory=list)  # one per worker
     model: dict[str, Any] | None = None  # queueing models against measurement
