@@ -39,8 +39,10 @@ from locust.env import Environment
 from bench import __version__
 from bench.config.limits import passed_limit
 from bench.records.collect import Collector
-from bench.records.lost import lost_row
+from bench.records.ledger import PLAN
+from bench.records.lost import lost_rows
 from bench.records.packing import batch_of, unpack
+from bench.records.part import WHOLE, parse_part
 from bench.records.server import ServerRow
 from bench.records.stage import InflightRow, RunInfo, StageRow
 from bench.workload.plan import Plan, Stage
@@ -48,6 +50,7 @@ from bench.workload.schedule import Schedule, build_schedule, plan_hash
 from locustfiles import messages, stats
 from locustfiles.clock import clock_id, now_s
 from locustfiles.live import Live
+from locustfiles.meeting import MeetingError, open_meeting
 from locustfiles.observe import Observer
 from locustfiles.server_metrics import Scraper
 
@@ -120,6 +123,9 @@ class Conductor:
         self._plan_text = ""
         self._next_stage: NextStage | None = None
         self._lossy: set[int] = set()  # stages that lost a worker
+        self._part = WHOLE
+        self._meeting: Any = None  # with the masters of the other parts
+        self._refused = False
         self.interrupted = False
         self.observer = Observer(self)
         self._scraper: Scraper | None = None
@@ -264,6 +270,7 @@ class Conductor:
             settings = self._settings_of()
             self._open(plan, settings, shape, loop)
             assert self.collector is not None
+            self._meet(plan, settings)
             csv_files = stats.FinalCSV(self.environment, self.collector.run_dir / "locust")
             if settings.get("metrics_url"):
                 where = lambda: (self.run_time_s, self._stage_index())  # noqa: E731
@@ -271,6 +278,9 @@ class Conductor:
             self._walk(plan, settings, loop)
             self._flush_stats()
             self._reconcile(loop)
+        except MeetingError as error:
+            self._refused = True
+            self.collector.problem(str(error))  # type: ignore[union-attr]
         except Exception as error:
             log.exception("the run stopped on an error of its own")
             if self.collector is not None:
@@ -289,6 +299,7 @@ class Conductor:
         os.environ.pop("BENCH_RUN_ID", None)  # a second run from the web page has a name of its own
         self._names = {stage.index: stage.name for stage in plan.stages}
         self._plan_text, self._lossy = plan.to_json(), set()
+        self._part, self._meeting, self._refused = parse_part(settings["part"]), None, False
         info = RunInfo(
             run_id=self._run_id,
             started_utc=started.isoformat(timespec="seconds"),
@@ -311,6 +322,18 @@ class Conductor:
         self.live.open_run(plan, settings["live"], run_id=self._run_id, run_dir=str(run_dir), loop=loop)
         self._t0_s, self._told_s = now_s(), 0.0
         log.info("run %s writes %s; schedule %s", self._run_id, run_dir, info.schedule_hash[:16] or "(closed loop)")
+
+    def _meet(self, plan: Plan, settings: dict[str, Any]) -> None:
+        """Come together with the masters of the other parts, when this one has a part. Raises MeetingError."""
+        assert self.collector is not None
+        if self._part == WHOLE:
+            return
+        self._meeting = open_meeting(
+            self._part, settings["meet"], plan_hash=plan_hash(plan), load=self._run_id, t0_s=self._t0_s,
+            stopped=self._stop.is_set,
+        )  # fmt: skip
+        self.collector.info.part = self._meeting.document()
+        (self.collector.run_dir / PLAN).write_text(plan.to_json() + "\n", encoding="utf-8")
 
     def _walk(self, plan: Plan, settings: dict[str, Any], loop: str) -> None:
         assert self.collector is not None
@@ -375,9 +398,11 @@ class Conductor:
         assert self.collector is not None
         schedule = build_schedule(plan, stage)
         planned = len(schedule.intended_s)
-        self.collector.open_stage(stage.index, 0 if loop == "closed" else planned)
-        self.live.open_stage(stage, schedule.intended_s)
+        self.collector.open_stage(stage.index, 0 if loop == "closed" else planned, self._part)
+        self.live.open_stage(stage, schedule.intended_s[self._part.index :: self._part.of])
         marks: set[str] = set()
+        if self._meeting is not None:
+            self._meeting.measure(stage.index, stage.duration_s)
         self._prepare(plan, stage, settings, loop, marks)
         for stripe in self._stripes.values():
             if stripe.error:
@@ -389,7 +414,7 @@ class Conductor:
                     f"run the same version everywhere"
                 )
                 marks.add("schedule_differs")
-        start_s = now_s() - self._t0_s + (LEAD_LOCAL_S if "local" in self._stripes else LEAD_S)
+        start_s = self._agree_on_start(stage, marks)
         for stripe in self._stripes.values():
             stripe.heard_s = now_s()
         self._start_s = start_s
@@ -402,7 +427,7 @@ class Conductor:
             number=stage.index + 1,
             of=len(plan.stages),
             name=stage.name,
-            planned=planned,
+            planned=self._part.count(planned),
             duration_s=stage.duration_s,
         )
         self._halted_s = math.inf
@@ -413,6 +438,21 @@ class Conductor:
         self._fill_lost(plan, stage, schedule, start_s, loop)
         self._heed_gates(self.live.end_stage(self.run_time_s, marks), marks)
         self._record_stage(stage, start_s, drained_s, marks, schedule, loop)
+
+    def _agree_on_start(self, stage: Stage, marks: set[str]) -> float:
+        """Run time at which the stage begins here, and with every other part of the plan."""
+        lead_s = LEAD_LOCAL_S if "local" in self._stripes else LEAD_S
+        if self._meeting is None:
+            return now_s() - self._t0_s + lead_s
+        # the slowest part may still drain its last stage, abort it, and make its schedule
+        limit_s = stage.drain_limit_s + ABORT_LIMIT_S + READY_LIMIT_S
+        at_s, all_there = self._meeting.begin(stage.index, LEAD_S, limit_s)
+        if at_s is None and not self._stop.is_set():
+            self.collector.problem("the master of the first part was lost: no stage begins without it")  # type: ignore[union-attr]
+            self.interrupt("part_lost")
+        if not all_there:
+            marks.add("part_lost")
+        return (now_s() + lead_s if at_s is None else at_s) - self._t0_s
 
     @property
     def run_time_s(self) -> float:
@@ -442,7 +482,9 @@ class Conductor:
         self._gone = {s.client_id for s in self._stripes.values() if s.lost and now - s.heard_s > LOST_S}
         clients = [client for client in self._clients() if client not in self._gone] or self._clients()
         self._stage = stage
-        self._stripes = {client: Stripe(client, index, heard_s=now) for index, client in enumerate(clients)}
+        self._stripes = {
+            client: Stripe(client, self._part.stripe(index), heard_s=now) for index, client in enumerate(clients)
+        }
         self._start_s = math.inf
         text = self._plan_text
         limit = now_s() + READY_LIMIT_S
@@ -467,7 +509,7 @@ class Conductor:
             "plan": plan_text,
             "stage": stage.index,
             "stripe": stripe.index,
-            "stripes": len(self._stripes),
+            "stripes": self._part.stripes(len(self._stripes)),
             "settings": settings["worker"],
             "t0_s": self._t0_s,
             "clock_id": clock_id(),
@@ -538,7 +580,7 @@ class Conductor:
         workers = [s for s in self._stripes.values() if not (s.lost or s.done or s.error)]
         if self._intended_s is None or math.isinf(self._start_s) or self._stop.is_set() or not workers:
             return
-        stage, width = self._stage_index(), len(self._stripes)
+        stage, width = self._stage_index(), self._part.stripes(len(self._stripes))
         soonest = now_s() - self._t0_s - self._start_s + TAKE_LEAD_S
         left = np.concatenate([self.collector.owned(stage, s.index, width) for s in lost])
         left = np.sort(left[self._intended_s[left] >= soonest])
@@ -614,22 +656,17 @@ class Conductor:
         """Rows for arrivals whose worker took them along: nobody leaves the denominator."""
         assert self.collector is not None
         missing = self.collector.missing(stage.index) if loop == "open" else []
-        width = max(1, len(self._stripes))
         owner = self.collector.stages[stage.index].owner
-        last_s = {s.index: s.sampled_s for s in self._stripes.values()}
-        rows = [
-            lost_row(
-                plan,
-                stage,
-                schedule,
-                i,
-                run_id=self._run_id,
-                start_s=start_s,
-                worker=i % width if owner is None else int(owner[i]),
-                last_s=last_s,
-            )
-            for i in missing
-        ]
+        rows = lost_rows(
+            plan,
+            stage,
+            schedule,
+            missing,
+            run_id=self._run_id,
+            start_s=start_s,
+            owners=self._part.stripes(max(1, len(self._stripes))) if owner is None else owner,
+            last_s={s.index: s.sampled_s for s in self._stripes.values()},
+        )
         if rows:
             text = f"stage {stage.index}: {len(rows)} arrivals have no row from a worker (code CL-LOST)"
             self.collector.problem(text)
@@ -648,7 +685,7 @@ class Conductor:
             self._lossy.add(stage.index)
         self._start_s = math.inf
         # what was planned after a stop was never due: the stage, and its window, end there
-        end_s = min(start_s + stage.duration_s, self._halted_s)
+        end_s = max(start_s, min(start_s + stage.duration_s, self._halted_s))
         self.collector.close_stage(
             StageRow(
                 stage=stage.index,
@@ -659,7 +696,7 @@ class Conductor:
                 process=stage.process if loop == "open" else "closed",
                 loop=loop,
                 seed=stage.seed,
-                planned=record.planned if loop == "open" else record.rows,
+                planned=record.expected if loop == "open" else record.rows,
                 start_s=start_s,
                 window_start_s=min(start_s + stage.warmup_s, end_s),
                 window_end_s=end_s,
@@ -743,6 +780,8 @@ class Conductor:
         if self._scraper is not None:
             self._scraper.stop()
             self._scraper = None
+        if self._meeting is not None:
+            self._meeting.close()
         if csv_files is not None:
             try:
                 csv_files.finish()
@@ -762,8 +801,10 @@ class Conductor:
         log.info("run %s is complete: %s", info.run_id, self.collector.run_dir)
 
     def _exit_code(self) -> int:
-        """130 interrupted, 4 the record is not whole, else 0: the SLO is judged by the analysis."""
+        """2 the parts did not meet, 130 interrupted, 4 the record is not whole, else 0: the analysis judges the SLO."""
         assert self.collector is not None
+        if self._refused:
+            return 2
         if self.interrupted:
             return 130
         return 4 if self.collector.failed or self.collector.problems else 0

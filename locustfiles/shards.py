@@ -40,14 +40,15 @@ class ShardKeeper:
 
     def __init__(self, environment: Environment) -> None:
         self.environment = environment
+        # now: with each start Locust puts the master's options over those of this process
+        self._asked = getattr(environment.parsed_options, "shard_dir", "") or os.environ.get("BENCH_SHARD_DIR", "")
         self._run_id = ""
         self._shard: ShardWriter | None = None
         self._kept = False
 
     def folder(self) -> tuple[Path, bool]:
         """(where shards go, whether the user asked for it)."""
-        asked = getattr(self.environment.parsed_options, "shard_dir", "") or os.environ.get("BENCH_SHARD_DIR", "")
-        return (Path(asked), True) if asked else (default_folder(), False)
+        return (Path(self._asked), True) if self._asked else (default_folder(), False)
 
     def outbox(self, data: dict[str, Any]) -> Outbox:
         """The outbox of a stage, backed by this run's shard; by memory alone when there is no disk."""

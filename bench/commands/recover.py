@@ -1,4 +1,4 @@
-"""`bench recover`: a whole run folder from what the workers kept, after the master was lost."""
+"""`bench recover`: one whole run folder, from what is left of a lost master's run or from the parts of one plan."""
 
 from __future__ import annotations
 
@@ -10,25 +10,31 @@ import click
 
 @click.command(
     "recover",
-    help="""Put a run together from workers' shards and what its master left.
+    help="""Put a run together: after its master was lost, or out of the parts of several masters.
 
     SOURCE is a run folder, a .shard file, or a folder that holds .shard files. Arrivals of which nobody kept a row get
-    one with code CL-LOST, so that no arrival leaves the denominator.
+    one with code CL-LOST, so that no arrival leaves the denominator. With --into the sources are those of the runs that
+    `bench run --part` left; they must be parts of one plan that ran together.
 
     \b
     Example:
       bench recover runs/RUN shards/RUN -o runs/RUN-recovered
-      bench analyse runs/RUN-recovered
+      bench recover runs/PART1 runs/PART2 --into runs/MERGED
+      bench analyse runs/MERGED
     """,
 )
 @click.argument("sources", metavar="SOURCE...", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
-@click.option("--output", "-o", required=True, type=click.Path(path_type=Path), help="New run folder.")
-def command(sources: tuple[Path, ...], output: Path) -> None:
+@click.option("--output", "-o", default=None, type=click.Path(path_type=Path), help="New run folder, of one run.")
+@click.option("--into", default=None, type=click.Path(path_type=Path), help="New run folder, of all parts of a plan.")
+def command(sources: tuple[Path, ...], output: Path | None, into: Path | None) -> None:
     """Recover one run and exit with 0, or 2 when the sources do not fit together."""
-    from bench.commands.recovery import RecoveryError, recover
+    from bench.commands.recovery import RecoveryError, merge, recover
 
+    if (output is None) == (into is None):
+        click.echo("Error: give one of --output (one run) and --into (the parts of one plan)", err=True)
+        sys.exit(2)
     try:
-        done = recover(list(sources), output)
+        done = merge(list(sources), into) if into is not None else recover(list(sources), output)  # type: ignore[arg-type]
     except (RecoveryError, OSError, ValueError) as error:
         click.echo(f"Error: {error}", err=True)
         sys.exit(2)

@@ -1,12 +1,14 @@
-"""Merges workers' shards and a master's unfinished folder into a run folder that can be analysed.
+"""Merges what is left of runs into one run folder: a run whose master was lost, or the parts of one plan.
 
-Input: run folders and shards of one run. Output: a new run folder.
+Input: run folders and shards. Output: a new run folder.
 Does not: change its sources, or judge the run.
 
 1. Every planned arrival of a stage that began has one row. What nobody kept is CL-LOST.
 2. Of two rows for one arrival the one with an outcome stands; a refusal of a worker that was taken for lost gives way.
 3. A stage that the master had closed keeps its row in stages.csv; the others are marked `recovered`, and `master_lost`
    when rows are missing.
+4. Parts are merged when they are parts of one plan that met for one load. Their times become those of the first
+   part's master; the bound of that is added to the bound of each worker's clock.
 """
 
 from __future__ import annotations
@@ -14,28 +16,26 @@ from __future__ import annotations
 import csv
 import dataclasses
 import datetime
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from bench.commands.recovery_sources import RecoveryError, Source, read_sources, typed
 from bench.records.collect import Collector
-from bench.records.ledger import INFLIGHT, REQUESTS, RUN, STAGES, read_run
-from bench.records.lost import lost_row
-from bench.records.packing import COUNTS, FLOATS, Batch, batch_of, unpack
-from bench.records.request import FIELD_NAMES, RequestRow
-from bench.records.shard import Shard, read_shard
-from bench.records.stage import InflightRow, RunInfo, StageRow
+from bench.records.ledger import PLAN, REQUESTS, RUN, write_run
+from bench.records.lost import lost_rows, stage_not_run, unclosed_stage
+from bench.records.packing import NANO, NULL, Batch
+from bench.records.part import WHOLE, Part
+from bench.records.server import SERVER_METRICS, ServerRow
+from bench.records.stage import RunInfo, StageRow
 from bench.workload.plan import Plan, Stage
-from bench.workload.schedule import Schedule, build_schedule
+from bench.workload.schedule import Schedule, build_schedule, plan_hash
 
-ROWS_AT_ONCE = 5000
-
-
-class RecoveryError(Exception):
-    """The sources do not make one run."""
+# Columns that hold a moment of the run; the other ones in seconds are lengths of time.
+MOMENTS = ("intended_s", "sent_s", "headers_s", "first_token_s", "first_content_s", "last_token_s", "done_s")
 
 
 @dataclass
@@ -45,14 +45,18 @@ class Recovered:
     run_dir: Path
     run_id: str
     shards: int
+    parts: list[str] = field(default_factory=list)  # of a merge: `1/2: folder`
     kept: dict[str, int] = field(default_factory=dict)  # stage name -> rows that somebody kept
     lost: dict[str, int] = field(default_factory=dict)  # stage name -> arrivals that are CL-LOST now
     not_run: list[str] = field(default_factory=list)
     torn: int = 0
+    notes: list[str] = field(default_factory=list)
 
     def lines(self) -> list[str]:
         """For people."""
         out = [f"run {self.run_id} from {self.shards} shards"]
+        if self.parts:
+            out = [f"run {self.run_id} from {len(self.parts)} parts and {self.shards} shards", *self.parts]
         for name, rows in self.kept.items():
             gone = f", {self.lost[name]} lost (CL-LOST)" if self.lost[name] else ""
             out.append(f"stage {name}: {rows} rows{gone}")
@@ -60,182 +64,200 @@ class Recovered:
             out.append(f"not run: {', '.join(self.not_run)}")
         if self.torn:
             out.append(f"{self.torn} shards end in the middle of a frame; all before that is used")
-        return [*out, f"written: {self.run_dir}", f"next: bench analyse {self.run_dir}"]
+        return [*out, *self.notes, f"written: {self.run_dir}", f"next: bench analyse {self.run_dir}"]
 
 
-@dataclass
-class _Sources:
-    shards: list[Shard] = field(default_factory=list)
-    folder: Path | None = None
-    info: RunInfo | None = None
+def recover(paths: list[Path], output: Path) -> Recovered:
+    """The run of a lost master at `output`. Raises RecoveryError, OSError when unwritable."""
+    _refuse_full(output, "-o")
+    sources = read_sources(paths)
+    if len(sources) != 1:
+        ids = ", ".join(source.run_id for source in sources)
+        raise RecoveryError(
+            f"the sources are of {len(sources)} runs ({ids}); give those of one run, or merge the parts of one plan "
+            "with --into"
+        )
+    (source,) = sources
+    info = source.info
+    info.problems.append(f"put together by `bench recover` from {len(source.shards)} shards: the master was lost")
+    return _write(sources, source.plan(), info, output, source.part)
 
 
-def recover(sources: list[Path], output: Path) -> Recovered:
-    """A run folder at `output`. Raises RecoveryError when the sources do not make one run, OSError when unwritable."""
-    if (output / REQUESTS).exists():
-        raise RecoveryError(f"{output}: holds a run already; give -o another folder")
-    found = _read_sources(sources)
-    plan = _plan(found)
-    info = _info(found)
-    info.problems.append(f"put together by `bench recover` from {len(found.shards)} shards: the master was lost")
-    result = Recovered(output, info.run_id, len(found.shards), torn=sum(s.torn_bytes > 0 for s in found.shards))
-    starts, closed = _starts(found), _closed_stages(found)
-    collector = Collector(output, info)
-    for stage in plan.stages:
-        if stage.index not in starts:
-            result.not_run.append(stage.name)
-            collector.close_stage(_not_run(stage, info))
-            continue
-        _recover_stage(found, plan, stage, starts[stage.index], closed.get(stage.index), collector, result)
-    _recover_gauges(found, collector)
-    info.interrupted = info.interrupted or bool(result.not_run)
-    info.finished_utc = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    collector.finish()
+def merge(paths: list[Path], into: Path) -> Recovered:
+    """The parts of one plan as one run at `into`. Raises RecoveryError, OSError when unwritable."""
+    _refuse_full(into, "--into")
+    sources = read_sources(paths)
+    plan = _fit(sources)
+    for source in sources:
+        source.moved = True
+    result = _write(sources, plan, _merged_info(sources), into, WHOLE)
+    result.parts = [f"part {source.part}: {source.place}" for source in sources]
     return result
 
 
-# -- reading ------------------------------------------------------------------------------------
+def _refuse_full(output: Path, option: str) -> None:
+    if (output / REQUESTS).exists():
+        raise RecoveryError(f"{output}: holds a run already; give {option} another folder")
 
 
-def _read_sources(sources: list[Path]) -> _Sources:
-    out = _Sources()
+# -- whether parts fit ----------------------------------------------------------------------------
+
+
+def _fit(sources: list[Source]) -> Plan:
+    """The plan that all sources are parts of. Raises RecoveryError with the first that is not."""
     for source in sources:
-        if source.is_file():
-            out.shards.append(read_shard(source))
-            continue
-        shards = sorted(source.rglob("*.shard"))
-        out.shards += [read_shard(path) for path in shards]
-        if (source / RUN).exists():
-            if out.folder is not None:
-                raise RecoveryError(f"{source} and {out.folder} are both run folders; give one and its shards")
-            out.folder, out.info = source, read_run(source / RUN)
-        elif not shards:
-            raise RecoveryError(f"{source}: holds neither run.json nor .shard files")
-    ids = {s.head["run"].get("run_id", "") for s in out.shards} | ({out.info.run_id} if out.info else set())
-    if len(ids) != 1:
-        raise RecoveryError(f"the sources are of {len(ids)} runs ({', '.join(sorted(ids))}); give those of one run")
-    return out
+        if not source.info.part:
+            raise RecoveryError(
+                f"{source.place}: run {source.run_id} is a whole run, not a part of one; --into merges runs that were "
+                "started with --part, and a run of another seed or rate stays a run of its own"
+            )
+    first = sources[0]
+    where = f"part {first.part} in {first.place}"
+    for source in sources[1:]:
+        here = f"part {source.part} in {source.place}"
+        if source.part.of != first.part.of:
+            raise RecoveryError(f"{here} and {where} are of plans in {source.part.of} and {first.part.of} parts")
+        if source.part == first.part or any(source.part == s.part and s is not source for s in sources):
+            runs = ", ".join(s.run_id for s in sources if s.part == source.part)
+            raise RecoveryError(f"{here}: this part is there twice (runs {runs}); give one run")
+        for name, what in (("schedule_hash", "schedule"), ("seed", "seed")):
+            mine, theirs = getattr(source.info, name), getattr(first.info, name)
+            if mine != theirs:
+                raise RecoveryError(
+                    f"{here} has {what} {str(mine)[:16]}, {where} has {str(theirs)[:16]}; they are of two plans"
+                )
+        if source.info.part["load"] != first.info.part["load"]:
+            raise RecoveryError(
+                f"{here} met for load {source.info.part['load']}, {where} for {first.info.part['load']}; "
+                "give the parts of one load"
+            )
+    have_plan = [source for source in sources if source.has_plan]
+    if not have_plan:
+        raise RecoveryError(f"{where}: nobody has the plan; give a run folder with {PLAN}, or shards")
+    plan = have_plan[0].plan()
+    if plan_hash(plan) != first.info.schedule_hash:
+        text = "its plan makes another schedule here than in the run; use the version that ran it"
+        raise RecoveryError(f"{have_plan[0].place}: {text}")
+    return plan
 
 
-def _plan(found: _Sources) -> Plan:
-    if not found.shards:
-        raise RecoveryError("no shards: the plan is in them; give the workers' shard folder (--shard-dir) as well")
-    return Plan.from_json(found.shards[0].head["plan"])
-
-
-def _info(found: _Sources) -> RunInfo:
-    info = found.info
-    if info is None:
-        known = {f.name for f in dataclasses.fields(RunInfo)}
-        info = RunInfo(**{k: v for k, v in found.shards[0].head["run"].items() if k in known})
-    info.problems = list(info.problems)
+def _merged_info(sources: list[Source]) -> RunInfo:
+    """`run.json` of the whole: what the parts say, once."""
+    first = sources[0].info
+    infos = [source.info for source in sources]
+    info = dataclasses.replace(
+        first,
+        run_id=f"{first.part['load']}-merged",
+        started_utc=min(i.started_utc for i in infos),
+        workers=sum(i.workers for i in infos),
+        interrupted=any(i.interrupted for i in infos),
+        stopped_by=next((i.stopped_by for i in infos if i.stopped_by), ""),
+        worker_info=[worker for source in sources for worker in _workers(source)],
+        problems=[f"part {s.part}: {problem}" for s in sources for problem in s.info.problems],
+        part={},
+        files={},
+    )
+    for source in sources:
+        if not source.whole:
+            info.problems.append(f"part {source.part}: its master was lost; its rows are those that its workers kept")
+    for absent in sorted(set(range(first.part["of"])) - {s.part.index for s in sources}):
+        name = f"{absent + 1}/{first.part['of']}"
+        info.problems.append(f"part {name} is not among the sources: its arrivals count as lost")
     return info
 
 
-def _starts(found: _Sources) -> dict[int, float]:
-    """Stage -> run time of its start, for all that began."""
-    starts = {said["stage"]: said["start_s"] for s in found.shards for said in s.stages}
-    for stage, row in _closed_stages(found).items():
-        if row.rows or row.planned:
-            starts.setdefault(stage, row.start_s)
-    return starts
-
-
-def _closed_stages(found: _Sources) -> dict[int, StageRow]:
-    """Rows of the master's stages.csv: stages that it had finished."""
-    if found.folder is None or not (found.folder / STAGES).exists():
-        return {}
-    kinds = {f.name: f.type for f in dataclasses.fields(StageRow)}
-    out = {}
-    with (found.folder / STAGES).open(encoding="utf-8", newline="") as handle:
-        for cells in csv.DictReader(handle):
-            if None in cells.values() or "not_run" in cells["marks"]:
-                continue  # torn, or of a stage that never began
-            row = StageRow(**{name: _typed(kind, cells[name]) for name, kind in kinds.items()})
-            out[row.stage] = row
+def _workers(source: Source) -> list[dict[str, Any]]:
+    """The part's workers, each with the bound of both steps to the first part's clock."""
+    stages = [stage for stage in source.starts()] or [0]
+    bounds = [source.clock(stage)[1] for stage in stages]
+    step_s = None if None in bounds else max(b for b in bounds if b is not None)
+    shared = all(each["shared"] for each in source.info.part["stages"].values())
+    out = []
+    for worker in source.info.worker_info:
+        own_s = worker.get("bound_s")
+        out.append({
+            **worker, "part": str(source.part), "shared": bool(worker.get("shared")) and shared,
+            "bound_s": None if own_s is None or step_s is None else own_s + step_s,
+        })  # fmt: skip
     return out
 
 
-def _typed(kind: Any, text: str) -> Any:
-    if text == "" and "None" in str(kind):
-        return None
-    return int(text) if kind == "int" else float(text) if str(kind).startswith("float") else text
+# -- writing ----------------------------------------------------------------------------------------
 
 
-def _ledger(found: _Sources) -> Iterator[Batch]:
-    """Rows that the master had written, many at a time; a torn last line is left out."""
-    path = found.folder / REQUESTS if found.folder is not None else None
-    if path is None or not path.exists():
-        return
-    with path.open(encoding="utf-8", newline="") as handle:
-        rows: list[RequestRow] = []
-        for cells in csv.DictReader(handle):
-            if None in cells.values() or None in cells:
-                continue
-            rows.append(RequestRow(*(_cell(name, cells[name]) for name in FIELD_NAMES)))
-            if len(rows) == ROWS_AT_ONCE:
-                yield batch_of(rows)
-                rows = []
-        if rows:
-            yield batch_of(rows)
-
-
-_ALWAYS = ("phase", "tenant", "request_class", "request_id", "status", "flags", "detail")
-
-
-def _cell(name: str, text: str) -> Any:
-    if name in FLOATS:
-        return float(text) if text else None
-    if name in COUNTS:
-        return int(text) if text else None
-    return text if text or name in _ALWAYS else None
-
-
-# -- merging --------------------------------------------------------------------------------------
+def _write(sources: list[Source], plan: Plan, info: RunInfo, output: Path, part: Part) -> Recovered:
+    shards = [shard for source in sources for shard in source.shards]
+    result = Recovered(output, info.run_id, len(shards), torn=sum(s.torn_bytes > 0 for s in shards))
+    began = {stage for source in sources for stage in source.starts()}
+    collector = Collector(output, info)
+    if part != WHOLE:
+        (output / PLAN).write_text(plan.to_json() + "\n", encoding="utf-8")
+    for stage in plan.stages:
+        if stage.index in began:
+            _recover_stage(sources, plan, stage, collector, part, result)
+        else:
+            result.not_run.append(stage.name)
+            marks = ["not_run", "master_lost"] if any(not s.whole for s in sources) else ["not_run"]
+            collector.close_stage(stage_not_run(stage, marks=marks, loop=info.loop))
+    for source in sources:
+        for rows in source.gauges():
+            for row in rows:
+                row.t_s += source.clock(row.stage)[0]
+            collector.add_gauge(rows)
+    _server_rows(sources, collector)
+    info.interrupted = info.interrupted or bool(result.not_run)
+    info.finished_utc = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    result.notes = [problem for problem in info.problems if "is not among the sources" in problem]
+    moved = _transport(sources)
+    collector.finish()
+    if moved:
+        info.transport = moved
+        write_run(output / RUN, info)
+    return result
 
 
 def _recover_stage(
-    found: _Sources, plan: Plan, stage: Stage, start_s: float, closed: StageRow | None, collector: Collector,
-    result: Recovered,
-) -> None:  # fmt: skip
+    sources: list[Source], plan: Plan, stage: Stage, collector: Collector, part: Part, result: Recovered
+) -> None:
     schedule = build_schedule(plan, stage)
-    record = collector.open_stage(stage.index, len(schedule))
+    record = collector.open_stage(stage.index, len(schedule), part)
     late: list[Batch] = []
-    for batch in _batches(found, stage.index):
-        gave_up = _is_lost(batch)
-        if gave_up.any():
-            late.append(batch.take(gave_up))
-            batch = batch.take(~gave_up)
-        _take_new(collector, stage.index, batch)
+    for source in sources:
+        shift_s, _ = source.clock(stage.index)
+        for batch in source.batches(stage.index):
+            batch = _shifted(batch, shift_s)
+            gave_up = batch.where("code", "CL-LOST")
+            if gave_up.any():
+                late.append(batch.take(gave_up))
+                batch = batch.take(~gave_up)
+            _take_new(collector, stage.index, batch)
     for batch in late:
         _take_new(collector, stage.index, batch)
     kept = record.rows
     missing = collector.missing(stage.index)
     if missing:
-        owners, last_s = _owners(found, stage.index)
-        rows = [
-            lost_row(plan, stage, schedule, i, run_id=result.run_id, start_s=start_s, worker=i % owners, last_s=last_s)
-            for i in missing
-        ]
+        owner, last_s = _owners(sources, stage.index, len(schedule))
+        rows = lost_rows(
+            plan, stage, schedule, missing, run_id=result.run_id, start_s=_start_s(sources, stage.index), owners=owner,
+            last_s=last_s,
+        )  # fmt: skip
         collector.add_rows(stage.index, rows)
     result.kept[stage.name], result.lost[stage.name] = kept, len(missing)
-    collector.close_stage(closed or _stage_row(found, stage, schedule, start_s, record.rows, len(missing), result))
+    collector.close_stage(_stage_row(sources, stage, schedule, record.rows, len(missing)))
 
 
-def _batches(found: _Sources, stage: int) -> Iterator[Batch]:
-    for batch in _ledger(found):
-        mine = batch.numbers["stage"] == stage
-        if mine.any():
-            yield batch.take(mine)
-    for shard in found.shards:
-        for of, _, _, data in shard.batches:
-            if of == stage:
-                yield unpack(data)
-
-
-def _is_lost(batch: Batch) -> np.ndarray:
-    words, index = batch.words["code"]
-    return np.array([word == "CL-LOST" for word in words] or [False])[index]
+def _shifted(batch: Batch, shift_s: float) -> Batch:
+    """The batch with every moment moved; lengths of time stay."""
+    if not shift_s:
+        return batch
+    step = round(shift_s * NANO)
+    for name in MOMENTS:
+        if name in batch.odd:
+            batch.odd[name] = [None if v is None else v + shift_s for v in batch.odd[name]]
+        else:
+            values = batch.numbers[name]
+            batch.numbers[name] = np.where(values == NULL, NULL, values + step)
+    return batch
 
 
 def _take_new(collector: Collector, stage: int, batch: Batch) -> None:
@@ -249,64 +271,89 @@ def _take_new(collector: Collector, stage: int, batch: Batch) -> None:
     collector.take(stage, batch.take(fresh & first), None)
 
 
-def _owners(found: _Sources, stage: int) -> tuple[int, dict[int, float]]:
-    """(number of stripes, run time of each worker's last gauge sample in the stage)."""
-    stripes = max([said["stripes"] for s in found.shards for said in s.stages if said["stage"] == stage] or [1])
+def _owners(sources: list[Source], stage: int, planned: int) -> tuple[np.ndarray, dict[int, float]]:
+    """(worker of each arrival, run time of each worker's last gauge sample in the stage)."""
+    owner = np.arange(planned)
     last_s: dict[int, float] = {}
-    for shard in found.shards:
-        for stripe, samples in shard.gauges:
-            for sample in samples:
-                if sample[1] == stage:
-                    last_s[stripe] = max(last_s.get(stripe, sample[0]), sample[0])
-    return stripes, last_s
+    for source in sources:
+        stripes, seen_s = source.owners(stage)
+        mine = slice(source.part.index, None, source.part.of)
+        owner[mine] = np.arange(planned)[mine] % stripes
+        shift_s = source.clock(stage)[0]
+        last_s |= {worker: at + shift_s for worker, at in seen_s.items()}
+    absent = np.ones(planned, dtype=bool)
+    for source in sources:
+        absent[source.part.index :: source.part.of] = False
+    owner[absent] %= sources[0].part.of  # of a part that nobody brought: its first worker
+    return owner, last_s
 
 
-def _stage_row(
-    found: _Sources, stage: Stage, schedule: Schedule, start_s: float, rows: int, missing: int, result: Recovered
-) -> StageRow:
-    stripes, last_s = _owners(found, stage.index)
-    marks = ["recovered"] + (["master_lost"] if missing else [])
-    return StageRow(
-        stage=stage.index,
-        repeat=stage.repeat,
-        name=stage.name,
-        offered_qps=stage.offered_qps,
-        process=stage.process,
-        loop="open",
-        seed=stage.seed,
-        planned=len(schedule),
-        start_s=start_s,
-        window_start_s=start_s + stage.warmup_s,
-        window_end_s=start_s + stage.duration_s,
-        end_s=start_s + stage.duration_s,
-        drained_s=None if missing or not last_s else max(max(last_s.values()), start_s + stage.duration_s),
-        workers=stripes,
-        rows=rows,
-        schedule_hash=schedule.hash,
-        marks=";".join(sorted(marks)),
-    )
+def _start_s(sources: list[Source], stage: int) -> float:
+    """Run time of the stage's start: the first source that knows it."""
+    return next(starts[stage] + s.clock(stage)[0] for s in sources if stage in (starts := s.starts()))
 
 
-def _not_run(stage: Stage, info: RunInfo) -> StageRow:
-    return StageRow(
-        stage.index, stage.repeat, stage.name, stage.offered_qps, stage.process, info.loop, stage.seed, 0, 0.0, 0.0,
-        0.0, 0.0, None, 0, 0, "", "not_run;master_lost",
+def _stage_row(sources: list[Source], stage: Stage, schedule: Schedule, rows: int, missing: int) -> StageRow:
+    """One row out of those of the parts, or made anew for masters that did not come to write it."""
+    if not sources[0].moved and stage.index in sources[0].closed:
+        return sources[0].closed[stage.index]
+    start_s = _start_s(sources, stage.index)
+    closed = [(s.closed[stage.index], s.clock(stage.index)[0]) for s in sources if stage.index in s.closed]
+    marks = {mark for row, _ in closed for mark in row.marks.split(";") if mark}
+    open_ = [s for s in sources if stage.index not in s.closed]
+    if open_:
+        marks |= {"recovered", *(["master_lost"] if missing else [])}
+    if sources[0].moved and len(sources) < sources[0].part.of:
+        marks.add("part_lost")
+    ends: Callable[[str], list[float | None]] = lambda name: [  # noqa: E731
+        None if getattr(row, name) is None else getattr(row, name) + shift_s for row, shift_s in closed
+    ]
+    drained = ends("drained_s") + [_drained_s(s, stage, start_s, missing) for s in open_]
+    row = unclosed_stage(
+        stage, start_s=start_s, planned=rows, rows=rows, schedule_hash=schedule.hash, marks=sorted(marks),
+        workers=sum(row.workers for row, _ in closed) + sum(_width(s, stage.index) for s in open_),
+        drained_s=None if None in drained else max(d for d in drained if d is not None),
     )  # fmt: skip
+    if closed:  # a part that was stopped early ends the stage for the whole: after it the load is not the plan's
+        row.end_s = row.window_end_s = min(e for e in ends("end_s") if e is not None)
+        row.window_start_s = min(row.window_start_s, row.end_s)
+    return row
 
 
-def _recover_gauges(found: _Sources, collector: Collector) -> None:
-    seen: set[tuple[int, float]] = set()
-    if found.folder is not None and (found.folder / INFLIGHT).exists():
-        with (found.folder / INFLIGHT).open(encoding="utf-8", newline="") as handle:
-            kinds = {f.name: f.type for f in dataclasses.fields(InflightRow)}
-            rows = [
-                InflightRow(**{name: _typed(kind, cells[name]) for name, kind in kinds.items()})
-                for cells in csv.DictReader(handle)
-                if None not in cells.values()
-            ]
-        seen = {(row.worker, round(row.t_s, 6)) for row in rows}
-        collector.add_gauge(rows)
-    for shard in found.shards:
-        for stripe, samples in shard.gauges:
-            rows = [InflightRow(s[0], stripe, *s[1:]) for s in samples if (stripe, round(s[0], 6)) not in seen]
-            collector.add_gauge(rows)
+def _width(source: Source, stage: int) -> int:
+    """Workers of a source in a stage that its master did not close."""
+    return max(1, source.owners(stage)[0] // source.part.of)
+
+
+def _drained_s(source: Source, stage: Stage, start_s: float, missing: int) -> float | None:
+    """When the last of an unclosed stage was seen to end; None when not all of it did."""
+    _, last_s = source.owners(stage.index)
+    if missing or not last_s:
+        return None
+    return max(max(last_s.values()) + source.clock(stage.index)[0], start_s + stage.duration_s)
+
+
+def _server_rows(sources: list[Source], collector: Collector) -> None:
+    """The service's own metrics, of the first part that has them: all parts look at the same page."""
+    for source in sources:
+        path = source.folder / SERVER_METRICS if source.folder is not None else None
+        if path is None or not path.exists():
+            continue
+        kinds = {f.name: f.type for f in dataclasses.fields(ServerRow)}
+        with path.open(encoding="utf-8", newline="") as handle:
+            for cells in csv.DictReader(handle):
+                if None in cells.values() or None in cells:
+                    continue
+                row = ServerRow(**{name: typed(kind, cells[name]) for name, kind in kinds.items()})
+                row.t_s += source.clock(max(row.stage, 0))[0]
+                collector.add_server(row)
+        return
+
+
+def _transport(sources: list[Source]) -> dict[str, int]:
+    """What all parts say of their batches, added up."""
+    out: dict[str, int] = {}
+    for source in sources:
+        for name, count in source.info.transport.items():
+            out[name] = out.get(name, 0) + count
+    return out

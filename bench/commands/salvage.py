@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.records.ledger import INFLIGHT, REQUESTS, RUN, STAGES, cell, read_run, write_run
-from bench.records.lost import lost_row
+from bench.records.lost import lost_rows, stage_not_run, unclosed_stage
+from bench.records.part import part_of
 from bench.records.request import FIELD_NAMES
-from bench.records.stage import STAGE_COLUMNS, StageRow
+from bench.records.stage import STAGE_COLUMNS
 
 
 def is_unfinished(run_dir: Path) -> bool:
@@ -43,7 +44,8 @@ def salvage(run_dir: Path, plan: Any, cause: str, *, interrupted: bool) -> int:
     last_s: dict[int, float] = {}
     for row in _read(run_dir / INFLIGHT):
         last_s[int(row["worker"])] = float(row["t_s"])
-    marks = "master_lost" + (";interrupted" if interrupted else "")
+    marks = ["master_lost", *(["interrupted"] if interrupted else [])]
+    width, part = max(1, info.workers), part_of(info.part)
     added = 0
     for stage in plan.stages:
         if stage.index in closed:
@@ -52,18 +54,20 @@ def salvage(run_dir: Path, plan: Any, cause: str, *, interrupted: bool) -> int:
         there = seen.get(stage.index, {})
         start_s = _start_s(run_dir, stage.index, there, schedule)
         if start_s is None:
-            _append(run_dir / STAGES, STAGE_COLUMNS, [_stage_row(stage, 0.0, 0, 0, "", f"not_run;{marks}", ended=0.0)])
+            _append(run_dir / STAGES, STAGE_COLUMNS, [stage_not_run(stage, marks=["not_run", *marks], workers=1)])
             continue
-        width = max(1, info.workers)
-        rows = [
-            lost_row(plan, stage, schedule, i, run_id=info.run_id, start_s=start_s, worker=i % width, last_s=last_s)
-            for i in range(len(schedule))
-            if i not in there
-        ]
+        mine = range(part.index, len(schedule), part.of)
+        planned = len(mine)
+        missing = (i for i in mine if i not in there)
+        rows = lost_rows(
+            plan, stage, schedule, missing, run_id=info.run_id, start_s=start_s, owners=part.stripes(width),
+            last_s=last_s,
+        )  # fmt: skip
         _append(run_dir / REQUESTS, FIELD_NAMES, rows)
         added += len(rows)
-        planned = len(schedule)
-        row = _stage_row(stage, start_s, planned, planned, schedule.hash, marks, ended=start_s + stage.duration_s)
+        row = unclosed_stage(
+            stage, start_s=start_s, planned=planned, rows=planned, workers=1, schedule_hash=schedule.hash, marks=marks
+        )
         _append(run_dir / STAGES, STAGE_COLUMNS, [row])
     info.finished_utc = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     info.interrupted = info.interrupted or interrupted
@@ -78,30 +82,6 @@ def mark_interrupted(run_dir: Path) -> None:
     if not info.interrupted:
         info.interrupted = True
         write_run(run_dir / RUN, info)
-
-
-def _stage_row(
-    stage: Any, start_s: float, planned: int, rows: int, schedule_hash: str, marks: str, *, ended: float
-) -> StageRow:
-    return StageRow(
-        stage=stage.index,
-        repeat=stage.repeat,
-        name=stage.name,
-        offered_qps=stage.offered_qps,
-        process=stage.process,
-        loop="open",
-        seed=stage.seed,
-        planned=planned,
-        start_s=start_s,
-        window_start_s=min(start_s + stage.warmup_s, ended),
-        window_end_s=ended,
-        end_s=ended,
-        drained_s=None,
-        workers=1,
-        rows=rows,
-        schedule_hash=schedule_hash,
-        marks=marks,
-    )
 
 
 def _start_s(run_dir: Path, stage: int, there: dict[int, float], schedule: Any) -> float | None:

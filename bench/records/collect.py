@@ -30,6 +30,7 @@ import numpy as np
 from bench.records.csv_lines import CHUNK_ROWS, csv_lines
 from bench.records.ledger import INFLIGHT, REQUESTS, RUN, STAGES, RowWriter, write_run
 from bench.records.packing import Batch, batch_of, join
+from bench.records.part import WHOLE, Part
 from bench.records.request import FIELD_NAMES, RequestRow
 from bench.records.server import SERVER_COLUMNS, SERVER_METRICS, ServerRow
 from bench.records.stage import INFLIGHT_COLUMNS, STAGE_COLUMNS, InflightRow, RunInfo, StageRow
@@ -39,8 +40,9 @@ from bench.records.stage import INFLIGHT_COLUMNS, STAGE_COLUMNS, InflightRow, Ru
 class StageRecord:
     """What has come in for one stage so far."""
 
-    planned: int
+    planned: int  # of the whole stage; arrival numbers lie below it
     seen: np.ndarray  # (planned,) bool
+    part: Part = WHOLE  # the other arrivals are other masters'
     owner: np.ndarray | None = None  # (planned,) stripe of each arrival, once one was given away
     closed: bool = False
     rows: int = 0
@@ -52,6 +54,11 @@ class StageRecord:
     output_tokens: int = 0
     sent: int = 0
     statuses: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def expected(self) -> int:
+        """Arrivals that need a row here."""
+        return self.part.count(self.planned)
 
 
 class Collector:
@@ -74,9 +81,9 @@ class Collector:
         self._inflight = RowWriter(run_dir / INFLIGHT, INFLIGHT_COLUMNS)
         write_run(run_dir / RUN, info)
 
-    def open_stage(self, stage: int, planned: int) -> StageRecord:
-        """Expect `planned` arrivals of this stage."""
-        record = self.stages[stage] = StageRecord(planned=planned, seen=np.zeros(planned, dtype=bool))
+    def open_stage(self, stage: int, planned: int, part: Part = WHOLE) -> StageRecord:
+        """Expect the arrivals of this stage that are of `part`; `planned` counts those of the whole stage."""
+        record = self.stages[stage] = StageRecord(planned=planned, seen=np.zeros(planned, dtype=bool), part=part)
         return record
 
     def give(self, stage: int, arrivals: np.ndarray, stripe: int, stripes: int) -> None:
@@ -122,6 +129,11 @@ class Collector:
         if not keep.all():
             wrong = int(arrivals[~keep][0])
             self.problem(f"stage {stage}: a row for arrival {wrong}, planned are {record.planned}")
+        foreign = keep & (arrivals % record.part.of != record.part.index)
+        if foreign.any():
+            wrong = int(arrivals[foreign][0])
+            self.problem(f"stage {stage}: a row for arrival {wrong}, which is not of part {record.part}")
+            keep &= ~foreign
         if stripe is not None and record.owner is not None:
             mine = np.zeros(batch.n, dtype=bool)
             mine[keep] = record.owner[arrivals[keep]] == stripe
@@ -201,7 +213,8 @@ class Collector:
     def missing(self, stage: int) -> list[int]:
         """Planned arrivals of the stage that have no row yet, ascending."""
         record = self.stages[stage]
-        return np.flatnonzero(~record.seen[: record.planned]).tolist()
+        first, step = record.part.index, record.part.of
+        return (np.flatnonzero(~record.seen[first : record.planned : step]) * step + first).tolist()
 
     def close_stage(self, row: StageRow) -> None:
         """Write the stage's own row; rows that come later are counted and left out."""

@@ -25,6 +25,7 @@ REQUESTS = "requests.csv"
 STAGES = "stages.csv"
 INFLIGHT = "inflight.csv"
 RUN = "run.json"
+PLAN = "plan.json"  # of a part: what `bench recover --into` needs when no shard is left
 
 
 def cell(value: Any) -> str | int:

@@ -1,7 +1,7 @@
-"""The row of a planned arrival of which nobody has told an outcome.
+"""The rows of planned arrivals of which nobody has told an outcome, and of stages that nobody closed.
 
-Input: the plan's own arrays, who owned the arrival, when that one was last heard. Output: a `RequestRow`.
-Does not: find out which arrivals these are.
+Input: the plan's own arrays, who owned an arrival, when that one was last heard. Output: `RequestRow`s, a `StageRow`.
+Does not: find out which arrivals or stages these are.
 
 Plan, stage and schedule are those of `bench.workload`; only their fields are used here.
 """
@@ -9,10 +9,13 @@ Plan, stage and schedule are those of `bench.workload`; only their fields are us
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
+
 from bench.records.request import RequestRow
+from bench.records.stage import StageRow
 
 
 def label(groups: Any, index: int) -> str:
@@ -53,3 +56,52 @@ def lost_row(
         max_tokens=int(schedule.max_tokens[arrival]),
         detail=f"sent by worker {worker}, which was lost before it told the outcome" if sent else "",
     )
+
+
+def lost_rows(
+    plan: Any, stage: Any, schedule: Any, arrivals: Iterable[int], *, run_id: str, start_s: float,
+    owners: np.ndarray | int, last_s: Mapping[int, float],
+) -> list[RequestRow]:  # fmt: skip
+    """The rows of these arrivals; `owners`: the worker of each arrival of the stage, or how many stripes it has."""
+    return [
+        lost_row(
+            plan, stage, schedule, i, run_id=run_id, start_s=start_s, last_s=last_s,
+            worker=i % owners if isinstance(owners, int) else int(owners[i]),
+        )
+        for i in arrivals
+    ]  # fmt: skip
+
+
+def unclosed_stage(
+    stage: Any, *, start_s: float, planned: int, rows: int, workers: int, schedule_hash: str, marks: Iterable[str],
+    drained_s: float | None = None, loop: str = "open",
+) -> StageRow:  # fmt: skip
+    """The row of a stage that began, and whose master did not come to write it."""
+    end_s = start_s + stage.duration_s
+    return StageRow(
+        stage=stage.index,
+        repeat=stage.repeat,
+        name=stage.name,
+        offered_qps=stage.offered_qps,
+        process=stage.process,
+        loop=loop,
+        seed=stage.seed,
+        planned=planned,
+        start_s=start_s,
+        window_start_s=start_s + stage.warmup_s,
+        window_end_s=end_s,
+        end_s=end_s,
+        drained_s=drained_s,
+        workers=workers,
+        rows=rows,
+        schedule_hash=schedule_hash,
+        marks=";".join(marks),
+    )
+
+
+def stage_not_run(stage: Any, *, marks: Iterable[str], loop: str = "open", workers: int = 0) -> StageRow:
+    """The row of a stage that never began."""
+    return StageRow(
+        stage.index, stage.repeat, stage.name, stage.offered_qps, stage.process, loop, stage.seed, 0, 0.0, 0.0, 0.0,
+        0.0, None, workers, 0, "", ";".join(marks),
+    )  # fmt: skip

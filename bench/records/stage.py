@@ -74,6 +74,8 @@ class RunInfo:
     stopped_by: str = ""  # the abort gate that ended the run before its last stage
     files: dict[str, str] = field(default_factory=dict)  # name -> sha256
     transport: dict[str, int] = field(default_factory=dict)  # batches of rows on their way to the master
+    # one of several masters that share a plan: {part, of, load, t0_s, lead_t0_s, stages: {stage: offset_s, bound_s}}
+    part: dict[str, Any] = field(default_factory=dict)
     schema_version: int = 1
 
 
@@ -101,7 +103,7 @@ STAGE_MEANING: dict[str, tuple[str, str]] = {
     "marks": (
         "",
         "semicolon list: interrupted, drain_limit, worker_lost, worker_joined, limit, gate_abort, write_failed, "
-        "not_run, recovered",
+        "not_run, recovered, master_lost, part_lost",
     ),
 }
 INFLIGHT_MEANING: dict[str, tuple[str, str]] = {
