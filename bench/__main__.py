@@ -5,7 +5,9 @@ Does not: load locust, numpy or a chart library before a command asks for it.
 """
 from __future__ import annotations
 
+import errno
 import importlib
+import sys
 
 import click
 
@@ -34,8 +36,33 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 
 
+# What the machine refuses, and what to do about it. Any other OSError is a bug of ours, or a pipe that was closed.
+REFUSED: dict[int, str] = {
+    errno.ENOSPC: "free space there, or name another folder",
+    errno.EDQUOT: "free space there, or name another folder",
+    errno.EROFS: "name a folder that can be written",
+    errno.EACCES: "check who may read and write it",
+    errno.EPERM: "check who may read and write it",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.ENFILE: "close other programs: the machine has no more open files to give",
+    errno.EIO: "check the disk",
+}
+USAGE_EXIT = 2
+
+
 class LazyGroup(click.Group):
     """A group whose commands are imported only when they are called."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Run the command; a full disk or a missing right ends in a sentence, not in a traceback."""
+        try:
+            return super().invoke(ctx)
+        except OSError as error:
+            if error.errno not in REFUSED:
+                raise
+            where = f"{error.filename}: " if error.filename else ""
+            click.echo(f"error: {where}{error.strerror}; {REFUSED[error.errno]}", err=True)
+            sys.exit(USAGE_EXIT)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)

@@ -43,8 +43,11 @@ class Console:
         if not self.options.quiet:
             self._print(text)
 
-    def error(self, text: str) -> None:
+    def error(self, text: str, exit_code: int) -> None:
+        """Say why the job ends here; with --json on standard output too, so that a script always reads one line."""
         self._print("error: " + text)
+        if self.options.as_json:
+            click.echo(json.dumps({"verdict": None, "exit_code": exit_code, "error": text}, ensure_ascii=False))
 
     def _print(self, text: str) -> None:
         if self._progress is not None:

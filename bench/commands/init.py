@@ -119,4 +119,5 @@ def command(folder: Path, name: str, as_json: bool, quiet: bool) -> None:
             click.echo(f"written: {path_text}")
         for path_text in kept:
             click.echo(f"kept, was there: {path_text}")
-        click.echo(f"next: fill in .env, then `bench check --config {folder / name}`")
+        click.echo(f"next: copy {folder / '.env.example'} to .env in the folder where you call bench, and fill it in")
+        click.echo(f"then: bench check --config {folder / name}")

@@ -36,7 +36,7 @@ def run_job(options: JobOptions) -> int:
         with Stops(say) as stops:
             return _run(options, say, stops)
     except JobError as error:
-        say.error(str(error))
+        say.error(str(error), error.exit_code)
         return error.exit_code
 
 

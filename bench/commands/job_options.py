@@ -33,6 +33,7 @@ class JobOptions:
     lang: str = "en"
     preflight: bool = True
     quiet: bool = False
+    remarks: bool = True  # say how many remarks there are on the config
     as_json: bool = False
     baseline: Path | None = None  # run folder that the new run is compared with
     command: list[str] = field(default_factory=list)

@@ -9,9 +9,12 @@ from typing import Any
 import click
 
 LANGUAGES = ("en", "zh-CN")
+# Those of bench/workload/plan.py, which loads numpy: help must not wait for it.
+SHAPES = ("sweep", "repeat", "ramp", "spike", "smoke", "replay", "single", "hold", "knee_search")
 
 # (flags, keyword of JobOptions and settings of click); the environment's names are those of Locust's options.
-LOAD: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
+# 0 or nothing: as the config says.
+PLAN: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
     (
         ("--qps",),
         {"default": "", "envvar": "BENCH_QPS_STAGES", "help": "Offered rates, such as 5,10,15; overrides the config."},
@@ -22,7 +25,7 @@ LOAD: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
             "type": click.FloatRange(min=0),
             "default": 0.0,
             "envvar": "BENCH_STAGE_DURATION",
-            "help": "Seconds per stage; overrides the config.",
+            "help": "Seconds per stage; 0: as the config says.",
         },
     ),
     (
@@ -31,7 +34,7 @@ LOAD: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
             "type": click.IntRange(min=0),
             "default": 0,
             "envvar": "BENCH_STAGE_REPEATS",
-            "help": "Times each rate is run.",
+            "help": "Times each rate is run; 0: as the config says.",
         },
     ),
     (
@@ -40,15 +43,18 @@ LOAD: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
             "type": click.IntRange(min=0),
             "default": 0,
             "envvar": "BENCH_SEED",
-            "help": "Seed of arrivals, lengths and prompts.",
+            "help": "Seed of arrivals, lengths and prompts; 0: the config's.",
         },
     ),
+)
+LOAD: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
+    *PLAN,
     (
         ("--processes",),
         {
             "type": click.IntRange(min=0),
             "default": 0,
-            "help": "Worker processes of the sender (default: the config's).",
+            "help": "Worker processes of the sender; 0: the config's.",
         },
     ),
     (
@@ -66,6 +72,15 @@ LOAD: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
 
 def load_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of a job to a command; they arrive as keywords of `JobOptions`."""
-    for flags, settings in reversed(LOAD):
+    return _with(LOAD, function)
+
+
+def plan_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that make a plan: rates, stage length, repeats, seed."""
+    return _with(PLAN, function)
+
+
+def _with(options: tuple[tuple[tuple[str, ...], dict[str, Any]], ...], function: Callable[..., Any]) -> Callable[..., Any]:
+    for flags, settings in reversed(options):
         function = click.option(*flags, **settings)(function)
     return function

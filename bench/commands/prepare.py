@@ -35,7 +35,7 @@ def load(options: JobOptions, say: Console, *, base_url: str = "", quiet: bool =
         resolved = load_config(options.config, overrides=overrides)
     except ConfigError as error:
         raise JobError(str(error), EXIT_USAGE) from None
-    if not quiet and resolved.warnings:
+    if options.remarks and not quiet and resolved.warnings:
         ids = ", ".join(problem.id for problem in resolved.warnings)
         say.note(f"config: {len(resolved.warnings)} remarks ({ids}); read them with: bench validate {options.config}")
     return resolved
@@ -118,6 +118,14 @@ def make_run_dir(options: JobOptions) -> Path:
             pass
     except OSError as error:
         raise JobError(
-            f"{path}: cannot be written: {error.strerror}; give --run-dir a folder that can", EXIT_USAGE
+            f"{path}: cannot be written: {_why(path, error)}; give --run-dir a folder that can", EXIT_USAGE
         ) from None
     return path
+
+
+def _why(path: Path, error: OSError) -> str:
+    """What stands in the way of a folder: the first part of its path that is a file, else the system's word."""
+    for part in (*reversed(path.parents), path):
+        if part.exists() and not part.is_dir():
+            return f"{part} is a file, not a folder"
+    return error.strerror or str(error)

@@ -8,9 +8,7 @@ from typing import Any
 
 import click
 
-from bench.commands.options import load_options
-
-SHAPES = ("sweep", "repeat", "ramp", "spike", "smoke", "replay", "single", "hold", "knee_search")
+from bench.commands.options import SHAPES, load_options
 
 
 @click.command(

@@ -94,10 +94,10 @@ def command(config: Path, shape: str, qps: str, stage_duration: float, repeats: 
         folder = _simulate(options, overrides, old, say, decisions=decisions)
         code = 0 if no_report else finish_run(folder, lang=lang, say=say)
     except ConfigError as error:
-        say.error(str(error))
+        say.error(str(error), USAGE_EXIT)
         sys.exit(USAGE_EXIT)
     except JobError as error:
-        say.error(str(error))
+        say.error(str(error), error.exit_code)
         sys.exit(error.exit_code)
     sys.exit(code)
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from bench.commands.options import SHAPES, plan_options
+
 if TYPE_CHECKING:
     from bench.config import Problem, Resolved
     from bench.workload.expect import StageExpectation
     from bench.workload.plan import Plan
-
-SHAPES = ("sweep", "repeat", "ramp", "spike", "smoke", "replay", "single", "hold", "knee_search")
 
 
 @click.command(
@@ -31,19 +31,16 @@ SHAPES = ("sweep", "repeat", "ramp", "spike", "smoke", "replay", "single", "hold
 )
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--shape", type=click.Choice(SHAPES), default="sweep", show_default=True, help="The plan to look at.")
-@click.option("--qps", default="", help="Offered rates, such as 5,10,15; overrides the config.")
-@click.option("--stage-duration", type=float, default=None, help="Seconds per stage; overrides the config.")
-@click.option("--repeats", type=click.IntRange(min=1), default=None, help="Times each rate is run.")
-@click.option("--seed", type=click.IntRange(min=0), default=None, help="Seed of arrivals, lengths and prompts.")
+@plan_options
 @click.option("--all", "show_all", is_flag=True, help="Show defaults too.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 def command(
     file: Path,
     shape: str,
     qps: str,
-    stage_duration: float | None,
-    repeats: int | None,
-    seed: int | None,
+    stage_duration_s: float,
+    repeats: int,
+    seed: int,
     show_all: bool,
     as_json: bool,
 ) -> None:
@@ -60,7 +57,8 @@ def command(
     problems = _key_problems(resolved)
     try:
         plan = build_plan(
-            resolved.config, shape, qps=_rates(qps), duration_s=stage_duration, repeats=repeats, seed=seed
+            resolved.config, shape, qps=_rates(qps), duration_s=stage_duration_s or None, repeats=repeats or None,
+            seed=seed or None,
         )
     except PlanError as error:
         kind = "CFG-040" if _names_file(resolved, str(error)) else "CFG-045"

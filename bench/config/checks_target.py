@@ -38,7 +38,7 @@ def _base_url(config: Config) -> Iterator[Finding]:
             ("base_url",),
             "is still a placeholder" if url else "is empty",
             "the address of the service",
-            "set BENCH_BASE_URL (or TAOTOKEN_BASE_URL), or write it here",
+            "set BENCH_BASE_URL (or TAOTOKEN_BASE_URL), here or in .env, or base_url in the config",
         )
         if not url:
             return
@@ -93,7 +93,7 @@ def _model(config: Config) -> Iterator[Finding]:
             ("model",),
             "is still a placeholder" if config.model else "is empty",
             "a model ID of the service",
-            "set BENCH_MODEL (or TAOTOKEN_MODEL_ID), or write it here",
+            "set BENCH_MODEL (or TAOTOKEN_MODEL_ID), here or in .env, or model in the config",
         )
     elif config.model != config.model.strip() or any(ord(char) < 32 for char in config.model):
         yield Finding(

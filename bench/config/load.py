@@ -160,7 +160,7 @@ def _apply_environment(
             checks.Finding(
                 "CFG-016",
                 ("engine", "embedded"),
-                f"is true, so {' and '.join(unused)} is not used",
+                f"is true, so {' and '.join(unused)} {'is' if len(unused) == 1 else 'are'} not used",
                 "",
                 "set engine.embedded to false to test that service",
             )

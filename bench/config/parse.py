@@ -50,7 +50,7 @@ def read_text(path: Path) -> tuple[str, list[Problem]]:
             raw = stream.read(MAX_BYTES + 1)
     except OSError as error:
         return refuse(
-            f"cannot be read ({error.strerror or error})", "check the path; `bench validate --help` shows an example"
+            f"cannot be read ({error.strerror or error})", "check the path; `bench init` writes a first config"
         )
     if len(raw) > MAX_BYTES:
         return refuse(f"is larger than {MAX_BYTES} bytes", "name the config file")

@@ -182,8 +182,16 @@ def test_options_of_the_run_can_be_looked_at():
         assert validate(path, *bad).exit_code == 2
 
 
+def test_zero_means_as_the_config_says_as_in_bench_run():
+    path = ROOT / "configs" / "demo.json"
+    plain = json.loads(validate(path, "--json").output)
+    zero = json.loads(validate(path, "--seed", "0", "--repeats", "0", "--stage-duration", "0", "--json").output)
+    assert zero["schedule_hash"] == plain["schedule_hash"] and zero["stages"] == plain["stages"]
+
+
 def test_shapes_are_those_of_the_plan():
     assert SHAPES == KNOWN_SHAPES
+    assert all((ROOT / "shapes" / f"{name}.py").is_file() for name in SHAPES)  # Locust is given this file
 
 
 def test_it_starts_without_locust_gevent_and_pandas():

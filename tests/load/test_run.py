@@ -203,6 +203,35 @@ def test_the_starter_killed_hard_leaves_nothing_running(tmp_path: Path) -> None:
         end(process)
 
 
+def test_a_part_of_the_path_that_is_a_file_is_named(run_bench: Any, tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("in the way")
+    ran = run_bench("--run-dir", str(tmp_path / "runs" / "today" / "one"))
+    assert ran.code == 2 and f"{tmp_path / 'runs'} is a file, not a folder" in ran.err and "--run-dir" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("config", "code", "word"),
+    [
+        (config_with(slo={"ttft_deadline": 800}), 2, "CFG-004"),
+        (config_with(engine={"embedded": False}, base_url="http://127.0.0.1:9"), 3, "docs/troubleshooting.md"),
+    ],
+)
+def test_json_is_one_line_of_json_also_when_the_job_cannot_run(
+    run_bench: Any, config: dict[str, Any], code: int, word: str
+) -> None:
+    ran = run_bench("--json", config=config)
+    said = json.loads(ran.out)
+    assert ran.code == code == said["exit_code"] and said["verdict"] is None and word in said["error"]
+    assert "error: " in ran.err and "Traceback" not in ran.err
+
+
+def test_the_shape_single_is_one_stage_at_the_asked_rate(run_bench: Any) -> None:
+    ran = run_bench("--shape", "single", "--qps", "20", "--stage-duration", "2")
+    assert ran.code in (0, 1), ran.out + ran.err  # two seconds carry no claim about an SLO
+    (stage,) = ran.rows("stages.csv")
+    assert float(stage["offered_qps"]) == 20 and {row["status"] for row in ran.rows()} == {"ok"}
+
+
 @pytest.mark.skipif(
     os.geteuid() == 0 and not Path("/proc/sys").exists(), reason="needs a folder that cannot be written"
 )

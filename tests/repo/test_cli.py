@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -15,7 +16,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from bench.__main__ import COMMANDS, main
+from bench.__main__ import COMMANDS, LazyGroup, main
 from tests.repo import write_cli_doc
 
 HEAVY = ("locust", "gevent", "numpy", "pandas", "scipy", "altair", "vl_convert", "pydantic", "jinja2", "rich", "flask")
@@ -75,6 +76,32 @@ def test_commands_that_send_no_load_do_not_load_locust(tmp_path: Path) -> None:
 def test_a_wrong_command_names_the_near_one() -> None:
     done = CliRunner().invoke(main, ["comprae"])
     assert done.exit_code == 2 and "Did you mean 'compare'?" in done.output
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), "error: No space left on device; free space"),
+        (PermissionError(errno.EACCES, "Permission denied", "/data/x.csv"), "error: /data/x.csv: Permission denied; check"),
+    ],
+)
+def test_what_the_machine_refuses_is_a_sentence(monkeypatch: pytest.MonkeyPatch, error: OSError, words: str) -> None:
+    @click.command()
+    def refused() -> None:
+        raise error
+
+    monkeypatch.setattr(LazyGroup, "get_command", lambda *_: refused)
+    done = CliRunner().invoke(main, ["run"])
+    assert done.exit_code == 2 and words in done.output and "Traceback" not in done.output
+
+
+def test_other_errors_of_the_system_are_bugs_and_stay_tracebacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    @click.command()
+    def broken() -> None:
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory", "never-checked")
+
+    monkeypatch.setattr(LazyGroup, "get_command", lambda *_: broken)
+    assert isinstance(CliRunner().invoke(main, ["run"]).exception, FileNotFoundError)
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
