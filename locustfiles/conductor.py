@@ -403,6 +403,7 @@ class Conductor:
         marks: set[str] = set()
         if self._meeting is not None:
             self._meeting.measure(stage.index, stage.duration_s)
+            self.collector.save_info()  # with the offset: whoever loses us needs it
         self._prepare(plan, stage, settings, loop, marks)
         for stripe in self._stripes.values():
             if stripe.error:

@@ -12,6 +12,7 @@ from typing import Any
 from bench.commands.console import Compared, Console
 from bench.commands.job_options import EXIT_INTERRUPTED, EXIT_INVALID, EXIT_USAGE, JobError, JobOptions
 from bench.commands.locust_process import Stops
+from bench.commands.part import finish_part
 
 
 def finish(options: JobOptions, plan: Any, run_dir: Path, locust_code: int, say: Console, stops: Stops) -> int:
@@ -22,6 +23,8 @@ def finish(options: JobOptions, plan: Any, run_dir: Path, locust_code: int, say:
         text = f"Locust ended with code {locust_code} before the run began; {log} says:\n{_tail(log)}"
         raise JobError(text, EXIT_USAGE if locust_code == EXIT_USAGE else EXIT_INVALID)
     _close_folder(options, plan, run_dir, locust_code, say, stops)
+    if options.part:
+        return finish_part(options, run_dir, locust_code, say)
     return finish_run(run_dir, lang=options.lang, say=say, baseline=options.baseline)
 
 

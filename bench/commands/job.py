@@ -27,6 +27,7 @@ from bench.commands.console import Console
 from bench.commands.finish import finish
 from bench.commands.job_options import EXIT_CHANNEL, EXIT_USAGE, JobError, JobOptions
 from bench.commands.locust_process import Stops, run_locust
+from bench.commands.part import check_part
 
 
 def run_job(options: JobOptions) -> int:
@@ -43,6 +44,7 @@ def run_job(options: JobOptions) -> int:
 def _run(options: JobOptions, say: Console, stops: Stops) -> int:
     prepare.check_bind(options.bind)
     resolved = prepare.load(options, say)
+    check_part(options, resolved)
     plan = prepare.plan_of(options, resolved.config)
     prepare.check_baseline(options, plan)
     prepare.refuse_over_limits(resolved, plan)
@@ -104,6 +106,8 @@ def _environment(options: JobOptions, base_url: str, run_dir: Path, resolved: An
         BENCH_PARENT_PID=str(os.getpid()),
         BENCH_COMMAND=json.dumps(options.command or ["bench", *sys.argv[1:]]),
         PYTHONUNBUFFERED="1",
+        BENCH_PART=options.part,
+        BENCH_MEET=options.meet,
     )
     if base_url or options.base_url:
         environment["BENCH_TARGET_URL"] = base_url or options.base_url

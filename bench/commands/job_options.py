@@ -29,6 +29,8 @@ class JobOptions:
     users: int = 0  # closed loop with this concurrency; 0 = open loop
     workers: int = 0  # on other machines; 0 = none
     bind: str = "127.0.0.1:5557"  # where these connect to
+    part: str = ""  # which part of the plan, such as 1/4; empty = all of it
+    meet: str = "127.0.0.1:5560"  # where part 1 waits for the others
     wait_s: float = 0.0  # for a service that is not up yet
     lang: str = "en"
     preflight: bool = True

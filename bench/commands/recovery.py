@@ -303,7 +303,7 @@ def _stage_row(sources: list[Source], stage: Stage, schedule: Schedule, rows: in
     open_ = [s for s in sources if stage.index not in s.closed]
     if open_:
         marks |= {"recovered", *(["master_lost"] if missing else [])}
-    if sources[0].moved and len(sources) < sources[0].part.of:
+    if sources[0].moved and (open_ or len(sources) < sources[0].part.of):
         marks.add("part_lost")
     ends: Callable[[str], list[float | None]] = lambda name: [  # noqa: E731
         None if getattr(row, name) is None else getattr(row, name) + shift_s for row, shift_s in closed

@@ -63,6 +63,19 @@ from bench.commands.options import SHAPES, load_options
     help="Address for these workers. There is no password on it: keep it inside a network of your own.",
 )
 @click.option(
+    "--part",
+    default="",
+    envvar="BENCH_PART",
+    help="Send only this part of the plan, such as 1/4; other masters send the others (docs/scaling.md).",
+)
+@click.option(
+    "--meet",
+    default="127.0.0.1:5560",
+    show_default=True,
+    envvar="BENCH_MEET",
+    help="Address where the master of part 1 waits for the others. No password on it either.",
+)
+@click.option(
     "--wait",
     "wait_s",
     type=click.FloatRange(min=0),

@@ -254,6 +254,10 @@ class Collector:
                 writer.close()
             except OSError as error:
                 self._fail(writer, error)
+        self.save_info()
+
+    def save_info(self) -> None:
+        """Write run.json as it is now."""
         try:
             write_run(self.run_dir / RUN, self.info)
         except OSError as error:
