@@ -72,6 +72,11 @@ def analyse_run(
         raise load.LedgerError(f"{run_dir}: there is no such folder; give the run folder that `bench run` printed")
     path = load.requests_path(run_dir)
     info, raw, problems = read_run_info(run_dir)
+    if part := _section(raw, "part"):
+        raise load.LedgerError(
+            f"{run_dir}: this is part {part.get('part')}/{part.get('of')} of a load; its numbers are not those of the whole. "
+            "Merge the parts: bench recover PART1 PART2 ... --into MERGED, then analyse MERGED"
+        )
     config = _section(raw, "config")
     slo = _slo(config, slo_ttft_ms, slo_tpot_ms, slo_p95_ms, attainment_target)
     target = target_qps if target_qps is not None else _number(_section(config, "loadgen").get("target_qps"))
