@@ -6,8 +6,9 @@ Does not: parse answers, judge them, or decide when a stage begins or ends.
 
 1. Open loop: an arrival is sent when it is due, whatever the service does.
 2. Every arrival of the stripe ends in exactly one row.
-3. The gauge counts streams by itself; it never looks at the rows.
-4. The pacing loop never waits for an answer, a connection, or the master.
+3. The gauge counts streams by itself (the transport's own begins and ends); it never looks at the rows.
+4. The pacing loop never waits for an answer, a connection, or the master. It writes each request itself, on a kept
+   connection; what would wait (a new connection, a full socket) goes on in a greenlet (`Transport.start`).
 5. A worker that has not heard its master for `LEASE_S` sends no arrival: after `LOST_S` (conductor.py) without a sign
    of it, its arrivals are given to others, and nothing may be sent twice. So LEASE_S < LOST_S.
 6. Rows are kept on this worker's disk before they travel, and travel again until the master has them.
@@ -21,6 +22,7 @@ import math
 import os
 import time
 import zlib
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,6 +38,7 @@ from bench.client.dialing import proxy_from_env
 from bench.client.endpoint import parse_base_url
 from bench.client.outcome import Outcome
 from bench.client.request import request_body
+from bench.client.stream import Stream
 from bench.client.transport import Transport, TransportOptions
 from bench.config import Config, api_key
 from bench.records.lost import label, request_id
@@ -62,6 +65,9 @@ BATCH_ROWS = 1000
 ROWS_AT_ONCE = 10  # about a millisecond
 YIELD_S = 0.0005  # not 0: the loop would go on with us for 5 ms before it looks at its timers again
 TRIPS, TRIP_GAP_S = 8, 0.05  # round trips before each stage
+# A connection is opened this long before the arrival that finds none: twice a TLS handshake over 60 ms.
+AHEAD_S = 0.25
+SPREE_S = 0.005  # so long may arrivals that are overdue be sent without a look at anything else
 GAUGE_SAMPLES = 5  # in one message
 LEASE_S = 1.5
 # A worker's answer counts as read in time when the loop was free again within this.
@@ -90,7 +96,7 @@ class Job:
     halt_code: str = "CL-STOP"
     turns: int = 0  # closed loop: arrivals begun so far
     begun_s: dict[int, float] = field(default_factory=dict)  # closed loop: arrival -> run time of its send
-    opened: int = 0  # arrivals handed to a greenlet of their own
+    opened: int = 0  # arrivals handed to the transport
     closed: int = 0  # arrivals that have their row
     paced: bool = False  # the pacing loop has ended
     finished: list[tuple[int, Outcome | RequestRow]] = field(default_factory=list)
@@ -121,6 +127,8 @@ class Generator:
         self._cpu = (time.process_time(), now_s())
         self._cpu_ratio: float | None = None
         self._memory_s = 0.0
+        self._gauged = Event()
+        self._samples: deque[tuple[Job, Transport, float, list[Any]]] = deque()  # of the gauge, not yet counted
         self._distributed = isinstance(environment.runner, WorkerRunner)
         self.shards = ShardKeeper(environment) if self._distributed else None
 
@@ -216,6 +224,7 @@ class Generator:
         if send_stats is not None:  # a worker: bring its statistics to the master before the answer
             send_stats()
         self.job = None  # the run is over for this worker: no more gauge
+        self._send_samples(now_s(), all_of_them=True)
         if self.shards is not None:
             self.shards.end(whole=bool(msg.data.get("whole")))
         self._send(messages.FLUSHED, {"run_id": msg.data["run_id"]})
@@ -294,6 +303,8 @@ class Generator:
         self._open_transport(job.settings)
         self._open_prompts(plan)
         self._tie_clock(data["clock_id"])
+        if self.job is not None and self.job.run_id != job.run_id:
+            self._send_samples(now_s(), all_of_them=True)
         job.offset_s = self.clock.offset_s  # one for the whole stage: its times must not jump
         self.job = job
         return job
@@ -303,6 +314,7 @@ class Generator:
         if self._transport is not None and key == self._transport_key:
             return
         if self._transport is not None:
+            self._send_samples(now_s(), all_of_them=True)
             self._transport.close()
         endpoint = parse_base_url(settings["base_url"])
         asked = dict(settings["transport"])
@@ -353,13 +365,16 @@ class Generator:
         return monotonic_s + job.offset_s - job.t0_s
 
     def _pace(self, job: Job) -> None:
-        """Hand each arrival of the stripe to a greenlet of its own when it is due."""
+        """Send each arrival of the stripe when it is due; see `Transport.start` for why that never waits."""
+        transport = self._transport
+        assert transport is not None
         start_s = job.t0_s + job.start_s - job.offset_s  # this process's monotonic clock
         end_s = start_s + job.stage.duration_s
         intended = job.schedule.intended_s
         limit = job.settings["max_in_flight"]
-        body: bytes | None = None
-        prepared = -1
+        stream: Stream | None = None
+        prepared = looked = -1
+        rested_s = now_s()
         while True:
             if not len(job.todo):  # until its end the stage may bring arrivals of a lost worker
                 job.alarm.until(end_s)
@@ -367,13 +382,25 @@ class Generator:
                     return
                 continue
             arrival = int(job.todo[0])
-            if arrival != prepared and not job.halted.is_set():
-                body = self._body(job, arrival)  # made before it is due: no work between due and sent
-                prepared = arrival
             due_s = start_s + float(intended[arrival])
-            job.alarm.until(due_s)
-            if now_s() < due_s and not job.halted.is_set():
-                continue  # nudged: the list has changed
+            if arrival != prepared and not job.halted.is_set():
+                stream = self._prepared(job, arrival)  # before it is due: no work between due and sent
+                prepared = arrival
+            if now_s() < due_s:
+                if arrival != looked:
+                    job.alarm.until(due_s - AHEAD_S)
+                    if now_s() >= due_s - AHEAD_S:
+                        looked = arrival
+                        transport.open_ahead(due_s)
+                else:
+                    job.alarm.until(due_s)
+                rested_s = now_s()
+                if rested_s < due_s and not job.halted.is_set():
+                    continue  # look again: the list may have changed
+            elif now_s() - rested_s > SPREE_S:
+                gevent.sleep(YIELD_S)  # far behind: answers and messages must be read all the same
+                rested_s = now_s()
+                continue
             job.todo = job.todo[1:]
             if job.halted.is_set():
                 self._refuse(job, arrival, job.halt_code if not job.abort else "CL-STOP")
@@ -383,8 +410,8 @@ class Generator:
                 self._refuse(job, arrival, "CL-CAP")
             else:
                 job.opened += 1
-                assert body is not None
-                gevent.spawn(self._send_one, job, arrival, body)
+                assert stream is not None
+                transport.start(stream)
 
     def _hold_open(self, job: Job) -> None:
         """Closed loop: let the users take turns for the length of the stage."""
@@ -404,9 +431,16 @@ class Generator:
         job.turns += 1
         body = self._body(job, arrival)
         ended = Event()
+
+        def on_done(outcome: Outcome) -> None:
+            job.closed += 1
+            job.finished.append((arrival, outcome))
+            ended.set()
+
         job.begun_s[arrival] = self.to_run_s(job, now_s())
         job.opened += 1
-        self._send_one(job, arrival, body, ended)
+        assert self._transport is not None
+        self._transport.send(body, on_done=on_done, **self._asked(job, arrival))
         ended.wait()
 
     def _body(self, job: Job, arrival: int) -> bytes:
@@ -421,7 +455,7 @@ class Generator:
             shared.block_tokens if shared is not None else 0,
         )
         extra = ask["extra_body"]
-        if job.settings["embedded"]:  # the embedded engine's own fields; other services may refuse what they do not know
+        if job.settings["embedded"]:  # the engine's own fields; other services may refuse what they do not know
             names = {
                 "tenant": label(job.plan.tenants, int(schedule.tenant[drawn])),
                 "request_class": label(job.plan.classes, int(schedule.request_class[drawn])),
@@ -437,23 +471,24 @@ class Generator:
             extra_body=extra,
         )
 
-    def _send_one(self, job: Job, arrival: int, body: bytes, ended: Event | None = None) -> None:
+    def _prepared(self, job: Job, arrival: int) -> Stream:
+        """The request of an arrival, ready to be sent."""
         assert self._transport is not None
-        drawn = arrival % len(job.schedule)
 
         def on_done(outcome: Outcome) -> None:
             job.closed += 1
             job.finished.append((arrival, outcome))
-            if ended is not None:
-                ended.set()
 
-        self._transport.send(
-            body,
-            request_id=request_id(job.run_id, job.stage.index, arrival),
-            prompt_read=is_prompt_sample(arrival, job.settings["prompt_sample_ratio"]),
-            pinned_tokens=int(job.schedule.max_tokens[drawn]) if job.settings["pin_length"] else None,
-            on_done=on_done,
-        )
+        return self._transport.prepare(self._body(job, arrival), on_done=on_done, **self._asked(job, arrival))
+
+    def _asked(self, job: Job, arrival: int) -> dict[str, Any]:
+        """How the request of an arrival is sent and read."""
+        pinned = int(job.schedule.max_tokens[arrival % len(job.schedule)]) if job.settings["pin_length"] else None
+        return {
+            "request_id": request_id(job.run_id, job.stage.index, arrival),
+            "prompt_read": is_prompt_sample(arrival, job.settings["prompt_sample_ratio"]),
+            "pinned_tokens": pinned,
+        }
 
     def _refuse(self, job: Job, arrival: int, code: str, *, status: str = "unsent", kind: str = "unsent") -> None:
         """The arrival is not sent; it has its row all the same."""
@@ -485,9 +520,10 @@ class Generator:
     # -- rows and gauge ---------------------------------------------------------------
 
     def _flush_loop(self) -> None:
-        """Turn finished arrivals into rows, Locust events and batches, ten times a second."""
+        """Turn finished arrivals into rows, Locust events and batches, ten times a second, after the gauge."""
         while True:
-            gevent.sleep(FLUSH_INTERVAL_S)
+            self._gauged.wait()
+            self._gauged.clear()
             job = self.job
             if job is not None:
                 try:
@@ -540,8 +576,7 @@ class Generator:
         return end.to_row(to_run_s=lambda at: self.to_run_s(job, at), **self._address(job, arrival))
 
     def _gauge_loop(self) -> None:
-        """Sample the streams in flight ten times a second on an absolute grid; send once a second."""
-        samples: list[list[Any]] = []
+        """Sample the streams in flight ten times a second on an absolute grid; send twice a second."""
         due = now_s()
         while True:
             due += GAUGE_INTERVAL_S
@@ -549,27 +584,37 @@ class Generator:
             late = now_s() - due
             if late > 1.0:  # the process was stopped: do not fire the missed samples in a row
                 due = now_s()
+            self._gauged.set()
             job, transport = self.job, self._transport
             if job is None or transport is None:
                 continue
-            transport.drain_now()  # an answer that waits in its socket buffer is not in flight any more
             at = now_s()
-            samples.append(
-                [
-                    self.to_run_s(job, at),
-                    job.stage.index,
-                    transport.in_flight,
-                    max(0.0, late),
-                    self._cpu_now(at),
-                    _rss_bytes() if self._memory_is_due(at) else None,
-                ]
-            )
-            if len(samples) >= GAUGE_SAMPLES:
-                said = {"run_id": job.run_id, "stripe": job.stripe, "samples": samples, "takes": job.takes}
-                if self.shards is not None:
-                    self.shards.gauge(job, samples)
-                self._send(messages.GAUGE, said)
-                samples = []
+            memory = _rss_bytes() if self._memory_is_due(at) else None
+            sample = [self.to_run_s(job, at), job.stage.index, 0, max(0.0, late), self._cpu_now(at), memory]
+            self._samples.append((job, transport, at, sample))
+            self._send_samples(at)
+
+    def _send_samples(self, at_s: float, *, all_of_them: bool = False) -> None:
+        """Count the streams of the samples that are old enough, and send them.
+
+        An answer that was complete may still wait in its socket for the next drain; once `settle_s` has passed, the
+        transport knows when it ended, and so how many were in flight at the time of the sample. With `all_of_them`
+        nothing is waited for: the run is over, or goes on with another transport.
+        """
+        samples = self._samples
+        ready = 0
+        while ready < len(samples) and (all_of_them or samples[ready][2] + samples[ready][1].settle_s <= at_s):
+            ready += 1
+        if not ready or (ready < GAUGE_SAMPLES and not all_of_them):
+            return
+        out = []
+        for _ in range(ready):
+            job, transport, taken_s, sample = samples.popleft()
+            sample[2] = transport.in_flight_at(taken_s)
+            out.append(sample)
+        if self.shards is not None:
+            self.shards.gauge(job, out)
+        self._send(messages.GAUGE, {"run_id": job.run_id, "stripe": job.stripe, "samples": out, "takes": job.takes})
 
     def _memory_is_due(self, at: float) -> bool:
         if at - self._memory_s < CPU_WINDOW_S:

@@ -21,8 +21,9 @@ import numpy as np
 from bench.config.schema import MAX_QPS, MIN_QPS, Config
 from bench.workload import lengths as laws
 from bench.workload.arrivals import Levels, integrated_rate, rate_at
+from bench.workload.labels import Labels
 from bench.workload.lengths import Lengths
-from bench.workload.trace import Labels, Trace, TraceError, read_trace
+from bench.workload.trace import Trace, TraceError, read_trace
 
 SHAPES = ("sweep", "repeat", "ramp", "spike", "smoke", "replay", "single", "hold", "knee_search")
 SMOKE_QPS = 2.0  # the reference's small-scale check before a sweep
@@ -372,28 +373,22 @@ def _label(
     Rows that name nobody leave the draw by shares as it is. Where rows do, the names that the config declares are the
     only ones allowed; a config that declares none takes them as they come, with the shares that they have.
     """
-    found = []
-    for section, groups, labels in (("tenants", tenants, trace.tenants), ("classes", classes, trace.classes)):
-        if not labels:
-            found.append((labels, groups))
-            continue
-        if not groups:
-            groups = tuple(map(Group, labels.names, labels.shares()))
-        known = [group.name for group in groups]
-        for name, line in zip(labels.names, labels.lines, strict=True):
-            if name not in known and name:
-                raise PlanError(
-                    f"{config.loadgen.trace_file}:{line}: {'tenant' if section == 'tenants' else 'request_class'} is "
-                    f"{name!r}, the config's {section} are {', '.join(known)}; declare it there, or declare no {section} "
-                    "to take the names of the trace"
-                )
-        if "" in labels.names and "" not in known:  # rows of nobody, beside declared names
-            groups = (*groups, Group("", labels.shares()[labels.names.index("")]))
-            known.append("")
-        place = np.array([known.index(name) for name in labels.names], dtype=np.int64)[labels.place]
-        found.append((Labels(tuple(known), place), groups))
-    (by_tenant, tenants), (by_class, classes) = found
-    return replace(trace, tenants=by_tenant, classes=by_class), tenants, classes
+    file = str(config.loadgen.trace_file)
+    if trace.tenants:
+        known = [g.name for g in tenants] or trace.tenants.names
+        by_tenant = trace.tenants.counted_in(known, file=file, what="tenant", section="tenants")
+        trace, tenants = replace(trace, tenants=by_tenant), _groups_of(by_tenant, tenants)
+    if trace.classes:
+        known = [g.name for g in classes] or trace.classes.names
+        by_class = trace.classes.counted_in(known, file=file, what="request_class", section="classes")
+        trace, classes = replace(trace, classes=by_class), _groups_of(by_class, classes)
+    return trace, tenants, classes
+
+
+def _groups_of(labels: Labels, declared: tuple[Group, ...]) -> tuple[Group, ...]:
+    """A group for each label; what is not declared has the share of its rows."""
+    found = tuple(map(Group, labels.names, labels.shares()))
+    return (*declared, *found[len(declared) :])
 
 
 def _length_laws(config: Config) -> LengthLaws:

@@ -91,7 +91,10 @@ class SharedStarts:
         return self.prefixes.block_tokens
 
     def names(self, arrival: int, again: int = 0) -> np.ndarray:
-        """(blocks,) uint64 of one arrival; empty when its row has no ids. `again`: how often the stage was gone through."""
+        """(blocks,) uint64 of one arrival; empty when its row has no ids.
+
+        `again`: how often the whole stage was gone through before (a closed loop may).
+        """
         turn, row = divmod(arrival, len(self.prefixes))
         salt = mix(np.array([self.seed], dtype=np.uint64) ^ mix(np.array([turn + (again << 40)], dtype=np.uint64)))
         begin, end = self.prefixes.starts[row : row + 2]

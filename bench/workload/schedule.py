@@ -20,9 +20,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from bench.workload import arrivals
+from bench.workload.labels import Labels
 from bench.workload.plan import Group, Plan, Stage
 from bench.workload.prefix import SharedStarts
-from bench.workload.trace import Labels
 
 # Purpose -> spawn key. Never renumber: it would change every schedule.
 STREAMS = {"arrivals": 1, "input": 2, "output": 3, "prompts": 4, "tenants": 5, "classes": 6}
@@ -80,7 +80,14 @@ def build_schedule(plan: Plan, stage: Stage) -> Schedule:
     if shared is not None:
         digest.update(shared.digest_bytes(n))
     return Schedule(
-        micros / arrivals.MICRO, input_tokens, max_tokens, prompt_seed, tenant, request_class, digest.hexdigest(), shared
+        micros / arrivals.MICRO,
+        input_tokens,
+        max_tokens,
+        prompt_seed,
+        tenant,
+        request_class,
+        digest.hexdigest(),
+        shared,
     )
 
 

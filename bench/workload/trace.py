@@ -26,30 +26,14 @@ from typing import Any
 
 import numpy as np
 
+from bench.workload.labels import Labels, Names
 from bench.workload.packed import pack, unpack
 from bench.workload.prefix import Prefixes, make_prefixes, take_rows
 from bench.workload.trace_rows import MICRO, Row, TraceError, read_rows
 
 MAX_SPAN_S = 366 * 86_400
 MAX_BLOCKS = 20_000_000  # block ids of a file
-MAX_NAMES = 1000  # different tenants, or classes
 BLOCK_TOKENS = (512, 16, 32, 64, 128, 256, 1024, 2048, 4096)  # Mooncake's first; others where only they fit all rows
-
-
-@dataclass(frozen=True, eq=False)
-class Labels:
-    """A name for each row: `names[place[i]]`; "" where the row has none. `lines` says where each name stood first."""
-
-    names: tuple[str, ...] = ()
-    place: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    lines: tuple[int, ...] = ()
-
-    def __bool__(self) -> bool:
-        return bool(self.names)
-
-    def shares(self) -> list[float]:
-        """Share of the rows with each name."""
-        return (np.bincount(self.place, minlength=len(self.names)) / len(self.place)).tolist()
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,8 +68,8 @@ class Trace:
             "input_tokens": pack(self.input_tokens),
             "output_tokens": pack(self.output_tokens),
             "prefixes": self.prefixes.to_dict() if self.prefixes is not None else None,
-            "tenants": _labels_dict(self.tenants),
-            "classes": _labels_dict(self.classes),
+            "tenants": self.tenants.to_dict(),
+            "classes": self.classes.to_dict(),
         }
 
     @classmethod
@@ -100,17 +84,9 @@ class Trace:
             data["span_us"],
             data["lifted"],
             Prefixes.from_dict(prefixes) if prefixes is not None else None,
-            _labels(data.get("tenants")),
-            _labels(data.get("classes")),
+            Labels.from_dict(data.get("tenants")),
+            Labels.from_dict(data.get("classes")),
         )
-
-
-def _labels_dict(labels: Labels) -> dict[str, Any] | None:
-    return {"names": list(labels.names), "place": pack(labels.place)} if labels else None
-
-
-def _labels(data: dict[str, Any] | None) -> Labels:
-    return Labels(tuple(data["names"]), unpack(data["place"])) if data else Labels()
 
 
 def read_trace(
@@ -131,7 +107,7 @@ def read_trace(
         if not stat.S_ISREG(path.stat().st_mode):
             raise TraceError(f"{path}: is not a regular file; write the trace to a file and name that")
         table = _collect(read_rows(path, prefixes=prefixes), path)
-    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
+    except (OSError, EOFError, zlib.error) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error) or type(error).__name__
         raise TraceError(f"{path}: cannot be read ({reason})") from None
     return _window(table, path, start_s, end_s, spread_ties, max_input_tokens, max_output_tokens)
@@ -151,7 +127,7 @@ def _collect(rows: Iterator[Row], path: Path) -> _Table:
     """The table of a file; refuses rows out of order."""
     out = array("q")
     blocks = _Blocks(path)
-    tenants, classes = _Names(path, "tenant"), _Names(path, "request_class")
+    tenants, classes = Names(path, "tenant"), Names(path, "request_class")
     origin = previous = 0
     for row in rows:
         time_us = row.time_us
@@ -210,30 +186,6 @@ class _Blocks:
         )
 
 
-class _Names:
-    """Names of the rows as numbers, in order of first appearance."""
-
-    def __init__(self, path: Path, what: str) -> None:
-        self._path, self._what = path, what
-        self._place = array("q")
-        self._lines: dict[str, int] = {}
-        self._index: dict[str, int] = {}
-
-    def add(self, name: str, line: int) -> None:
-        index = self._index.get(name)
-        if index is None:
-            index = self._index[name] = len(self._index)
-            self._lines[name] = line
-            if index >= MAX_NAMES:
-                raise TraceError(f"{self._path}:{line}: more than {MAX_NAMES} different names of {self._what}")
-        self._place.append(index)
-
-    def labels(self) -> Labels:
-        if set(self._index) <= {""}:
-            return Labels()
-        return Labels(tuple(self._index), np.frombuffer(self._place, dtype=np.int64), tuple(self._lines.values()))
-
-
 def spread(time_us: np.ndarray, last_gap_us: int) -> np.ndarray:
     """Equal stamps spread evenly over the gap to the next stamp; order and all other stamps stay.
 
@@ -286,18 +238,9 @@ def _window(
         end - start,
         lifted,
         prefixes if prefixes is not None and len(prefixes.ids) else None,
-        _kept(table.tenants, keep),
-        _kept(table.classes, keep),
+        table.tenants.take(keep),
+        table.classes.take(keep),
     )
-
-
-def _kept(labels: Labels, keep: np.ndarray) -> Labels:
-    """The labels of a mask, without names that no kept row has; no labels when that leaves only ""."""
-    if not labels:
-        return labels
-    used, place = np.unique(labels.place[keep], return_inverse=True)
-    names = tuple(labels.names[i] for i in used.tolist())
-    return Labels(names, place, tuple(labels.lines[i] for i in used.tolist())) if names != ("",) else Labels()
 
 
 def digest(trace: Trace) -> str:

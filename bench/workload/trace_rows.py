@@ -10,6 +10,7 @@ import contextlib
 import gzip
 import io
 import json
+import re
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -44,7 +45,7 @@ class Row(NamedTuple):
 def read_rows(path: Path, *, prefixes: bool = True) -> Iterator[Row]:
     """The rows of a file; `prefixes` False passes over block ids unread.
 
-    Raises TraceError with file and line; OSError, EOFError, UnicodeDecodeError, zlib.error when bytes are damaged.
+    Raises TraceError with file and line; OSError, EOFError, zlib.error when it cannot be read or unpacked.
     """
     with _open_text(path) as stream:
         lines = _lines(stream, path)
@@ -64,7 +65,9 @@ def _open_text(path: Path) -> Iterator[TextIO]:
         gzipped = raw.read(2) == b"\x1f\x8b"  # by content: names lie
         raw.seek(0)
         binary = stack.enter_context(gzip.GzipFile(fileobj=raw)) if gzipped else raw
-        yield stack.enter_context(io.TextIOWrapper(binary, encoding="utf-8-sig", newline=None))
+        # Bytes that are no UTF-8 come through as marks, so that the line which holds them can be named.
+        text = io.TextIOWrapper(binary, encoding="utf-8-sig", errors="surrogateescape", newline=None)
+        yield stack.enter_context(text)
 
 
 def _lines(stream: TextIO, path: Path) -> Iterator[tuple[int, str]]:
@@ -79,6 +82,11 @@ def _lines(stream: TextIO, path: Path) -> Iterator[tuple[int, str]]:
             raise TraceError(f"{path}:{number}: line longer than {MAX_LINE} characters; this is no trace file")
         if number > MAX_ROWS + 1:
             raise TraceError(f"{path}:{number}: more than {MAX_ROWS} rows; cut the file to the window you need")
+        if not line.isascii():
+            try:
+                line.encode()
+            except UnicodeEncodeError:
+                raise TraceError(f"{path}:{number}: holds bytes that are no UTF-8; save the file as UTF-8") from None
         total += len(line)
         if total > MAX_TEXT:
             raise TraceError(f"{path}:{number}: more than {MAX_TEXT} characters; cut the file to the window you need")
@@ -105,33 +113,45 @@ def _count(value: Any, what: str, spot: str) -> int:
     return value
 
 
+_STAMP = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?\s*(?:Z|([+-])(\d\d):(\d\d))?", re.ASCII)
+
+
 def _azure_micros(text: str, spot: str) -> int:
-    """Microseconds since year 1 of `YYYY-MM-DD HH:MM:SS[.fffffff]` (no zone; 0 to 9 decimals)."""
-    whole, dot, fraction = text.strip().partition(".")
-    # A zone, as in the 2024 files, is the same on every row: it may be left out.
-    fraction = fraction.split("+")[0]
-    whole = whole.split("+")[0].strip()
+    """Microseconds since year 1 of `YYYY-MM-DD HH:MM:SS[.fffffff][+00:00]`; without a zone all rows are of one."""
+    found = _STAMP.fullmatch(text.strip())
     try:
-        if len(whole) != 19 or (dot and not (fraction.isascii() and fraction.isdigit() and len(fraction) <= 9)):
+        if found is None:
             raise ValueError(text)
-        moment = datetime.strptime(whole.replace("T", " "), "%Y-%m-%d %H:%M:%S")
+        day, clock, fraction, sign, hours, minutes = found.groups()
+        moment = datetime.strptime(f"{day} {clock}", "%Y-%m-%d %H:%M:%S")
     except ValueError:
         raise TraceError(f"{spot}: TIMESTAMP is {text[:40]!r}; it looks like 2023-11-16 18:15:46.6805900") from None
-    seconds = (moment - datetime(1, 1, 1)).total_seconds()
-    return int(seconds) * MICRO + int(fraction.ljust(9, "0")[:6] or 0 if dot else 0)
+    seconds = int((moment - datetime(1, 1, 1)).total_seconds())
+    if sign:
+        seconds -= int(sign + "60") * (60 * int(hours) + int(minutes))
+    return seconds * MICRO + int((fraction or "0").ljust(9, "0")[:6])
+
+
+def _cells(line: str) -> list[str]:
+    """The cells of a line; quotes around whole cells are taken off."""
+    cells = [cell.strip() for cell in line.split(",")]
+    return [cell[1:-1] if len(cell) > 1 and cell[0] == cell[-1] == '"' else cell for cell in cells]
 
 
 def _read_azure(lines: Iterator[tuple[int, str]], header: str, path: Path) -> Iterator[Row]:
-    names = [name.strip() for name in header.split(",")]
+    names = _cells(header)
     missing = [name for name in AZURE_COLUMNS if name not in names]
     if missing:
         raise TraceError(
             f"{path}:1: columns {', '.join(missing)} are missing (found {header[:80]!r}); "
             f"an Azure trace has {','.join(AZURE_COLUMNS)}, a Mooncake trace is one JSON object a line"
         )
+    twice = [name for name in AZURE_COLUMNS if names.count(name) > 1]
+    if twice:
+        raise TraceError(f"{path}:1: column {', '.join(twice)} stands there twice; leave one of them")
     place = [names.index(name) for name in AZURE_COLUMNS]
     for number, line in lines:
-        cells = line.split(",")
+        cells = _cells(line)
         spot = f"{path}:{number}"
         if len(cells) != len(names):
             raise TraceError(f"{spot}: {len(cells)} cells, the header has {len(names)}")

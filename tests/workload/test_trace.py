@@ -153,7 +153,14 @@ def test_mooncake_rows_plain_and_gzip(tmp_path):
     ('{"timestamp": 1, "input_length": 1.5, "output_length": 1}', "input_length is '1.5'"),
     ('{"timestamp": 1, "input_length": null, "output_length": 1}', "input_length is missing"),
     ('{"timestamp": 1, "input_length": 1, "output_length": 1}\n[1]\n', ":2: not a JSON object"),
-    (b"\x1f\x8b\x08broken", "cannot be read"), (b"TIMESTAMP,ContextTokens,GeneratedTokens\n\xff\xfe", "cannot be read"), ("x" * 1_000_005, "line longer than"),
+    (b"\x1f\x8b\x08broken", "cannot be read"), ("x" * 1_000_005, "line longer than"),
+    (HEAD.encode() + b"2023-11-16 18:15:46.1,5,3\n" * 900 + b"\xff\xfe\n", ":902: holds bytes that are no UTF-8"), ((HEAD + "1").encode("utf-16"), ":1: holds bytes"),
+    ('{"timestamp": 1, "input_length": 1, "output_length": ' + "9" * 5000 + "}", ":1: not JSON"), ("[" * 100_000, "are missing"),
+    ('{"timestamp": 1, "input_length": 1, "output_length": ' + "[" * 100_000, ":1: not JSON"),
+    ("TIMESTAMP,ContextTokens,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.1,5,6,3\n", ":1: column ContextTokens stands there twice"),
+    (HEAD + "2023-11-16 18:15:46.1,NaN,3\n", ":2: ContextTokens is 'NaN'"), (HEAD + "2023-11-16 18:15:46.1,1e3,3\n", ":2: ContextTokens is '1e3'"),
+    (HEAD + "2023-11-16 18:15:46.1,\u0665,3\n", ":2: ContextTokens is"), (HEAD + "\u0662\u0660\u0662\u0663-11-16 18:15:46.1,5,3\n", ":2: TIMESTAMP is"),
+    (HEAD + "\x1b[31mred,5,3\n", ":2: TIMESTAMP is '\\x1b[31mred'"), (HEAD.replace(",", ";"), "columns TIMESTAMP, ContextTokens, GeneratedTokens are missing"),
     (gzip.compress(b"a" * 5000, mtime=0)[:20], "cannot be read"),
 ])  # fmt: skip
 def test_damaged_files_are_named_with_their_line(tmp_path, text, words):
@@ -162,6 +169,21 @@ def test_damaged_files_are_named_with_their_line(tmp_path, text, words):
         read_trace(path)
     assert words in str(caught.value) and str(path) in str(caught.value)
     assert len(str(caught.value)) < 500
+
+
+def test_zones_and_quotes(tmp_path):
+    """A clock that is put back an hour is no step back when the zone is written; a table program quotes every cell."""
+    text = HEAD + "2024-10-27 02:59:59.5+02:00,7,1\n2024-10-27 02:00:00+01:00,7,1\n2024-10-27T01:00:02Z,7,1\n2024-10-26 20:00:03-05:00,7,1\n"
+    assert read_trace(write(tmp_path, text)).time_us.tolist() == [0, 500_000, 2_500_000, 3_500_000]
+    quoted = "\n".join(",".join(f'"{cell}"' for cell in line.split(",")) for line in text.splitlines())
+    assert digest(read_trace(write(tmp_path, quoted))) == digest(read_trace(write(tmp_path, text)))
+
+
+def test_what_is_no_file_is_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / "pipe")  # nobody writes to it: opening it would wait for ever
+    for path in (tmp_path / "pipe", tmp_path, Path("/dev/zero")):
+        with pytest.raises(TraceError, match="is not a regular file"):
+            read_trace(path)
 
 
 def test_a_missing_file(tmp_path):
