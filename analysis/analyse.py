@@ -25,7 +25,8 @@ from analysis.diagnosis import diagnose
 from analysis.errors import error_groups
 from analysis.gates import default_gates, evaluate, locate, usable
 from analysis.intervals import wilson
-from analysis.knee import Crossing, Level, capacity, crossing, rate_text
+from analysis.knee import Crossing, Level, add_note, capacity, crossing, rate_text
+from analysis.reasons import reason
 from analysis.repeatability import repeatability
 from analysis.row_checks import Checked, check_rows
 from analysis.run_files import Gauge, ServerGauge, read_gauge, read_run_info, read_server_gauge, read_stages
@@ -36,6 +37,7 @@ from analysis.stage import Context, StageResult, analyse_stage
 from analysis.verdict import Facts, verdict
 from bench.records.analysis import SCHEMA_VERSION, Analysis, Capacity, Reason, StageAnalysis, to_json
 from bench.records.request import LedgerProblem
+from bench.records.sentences import render, said
 from bench.records.stage import RunInfo, StageRow
 
 if TYPE_CHECKING:
@@ -74,8 +76,8 @@ def analyse_run(
     info, raw, problems = read_run_info(run_dir)
     if part := _section(raw, "part"):
         raise load.LedgerError(
-            f"{run_dir}: this is part {part.get('part')}/{part.get('of')} of a load; its numbers are not those of the whole. "
-            "Merge the parts: bench recover PART1 PART2 ... --into MERGED, then analyse MERGED"
+            f"{run_dir}: this is part {part.get('part')}/{part.get('of')} of a load; its numbers are not those of the "
+            "whole. Merge the parts: bench recover PART1 PART2 ... --into MERGED, then analyse MERGED"
         )
     config = _section(raw, "config")
     slo = _slo(config, slo_ttft_ms, slo_tpot_ms, slo_p95_ms, attainment_target)
@@ -305,10 +307,9 @@ def _assemble(
                            unfinished=bool(raw) and raw.get("finished_utc") is None))  # fmt: skip
     judged.reasons.extend(notes)
     if judged.status == "INVALID":
-        found = _withheld(slo.attainment_target, "The run is INVALID, so no capacity figure is given; see the reasons.")
+        found = _withheld(slo.attainment_target, said("capacity.invalid"))
     elif raw.get("loop") == "closed":
-        text = "Closed loop: the load follows the service and cannot exceed it, so it shows no knee."
-        found = _withheld(slo.attainment_target, text)
+        found = _withheld(slo.attainment_target, said("capacity.closed"))
     ledger = checked.ledger
     in_window = np.zeros(ledger.rows, dtype=bool)
     for result in results:
@@ -399,16 +400,15 @@ def _where(
         rate = rates.pop()
         invalid_there = locate(measured, target).invalid_exact
         if not invalid_there and abs(rate - target) > 1e-9:
-            text = (
-                f"the shape {shape} ran at {rate:g} requests/s: this verdict is about that rate, not about {target:g}"
-            )
-            return rate, "target", [Reason("WARN-RATE", "warn", text, "run a sweep for the target rate", value=rate)]
+            said_of = {"shape": shape, "rate_qps": rate, "target_qps": target}
+            return rate, "target", [reason("WARN-RATE", "warn", "next.sweep", value=rate, params=said_of)]
     return target, "target", []
 
 
-def _withheld(target: float, sentence: str) -> Capacity:
+def _withheld(target: float, why: dict[str, Any]) -> Capacity:
     """No capacity figure, and why."""
-    return replace(capacity([], target), sentence=sentence)
+    text = render(why["code"], why["params"])
+    return replace(capacity([], target), sentence=text, code=why["code"], params=why["params"])
 
 
 def _levels(results: list[StageResult], kind: str) -> list[Level]:
@@ -443,7 +443,7 @@ def _is_search(raw: dict[str, Any], results: list[StageResult]) -> bool:
 def _capacity(
     results: list[StageResult], slo: Slo, lambda_max_qps: float | None, searched: Crossing | None = None
 ) -> Capacity:
-    held = _held(results) if searched is not None else ""
+    held = _held(results) if searched is not None else said("")
     found = capacity(
         _levels(results, "joint"), slo.attainment_target, lambda_max_qps=lambda_max_qps, found=searched, note=held
     )
@@ -454,22 +454,21 @@ def _capacity(
     limit = whole.value if whole.value is not None else whole.high
     if whole.kind in ("crossing", "below") and knee is not None and limit is not None and limit < knee:
         crosses = whole.kind == "crossing" and whole.value is not None
-        where = f"at about {rate_text(whole.value)} requests/s" if crosses else "at every measured rate"
-        found.sentence += f" P95 of the whole answer passes its target of {slo.e2e_target_s:g} s {where}, before that."
+        where = said("capacity.p95_at", qps=rate_text(whole.value)) if crosses else said("capacity.p95_always")
+        add_note(found, said("capacity.p95", target_s=slo.e2e_target_s, where=where))
     return found
 
 
-def _held(results: list[StageResult]) -> str:
-    """What the hold at the watermark showed; empty when the search had none."""
+def _held(results: list[StageResult]) -> dict[str, Any]:
+    """What the hold at the watermark showed, as a sentence; an empty one when the search had none."""
     hold = next((r.public for r in results if r.public.name.endswith(" hold")), None)
     if hold is None:
-        return ""
-    share = hold.attainment_joint.value
-    where = f"at the watermark, {hold.offered_qps:g} requests/s for {hold.window_s:.0f} s"
+        return said("")
+    share, where = hold.attainment_joint.value, {"offered_qps": hold.offered_qps, "window_s": hold.window_s}
     if share is None or not usable(hold):
-        return f"The hold {where} is {hold.verdict} and proves nothing."
-    said = {"MET": "held the SLO", "NOT_MET": "did not hold the SLO"}.get(hold.verdict, "is not decided")
-    return f"The hold {where} {said} (attainment {share:.4f}, {hold.stationarity})."
+        return said("hold.void", verdict=hold.verdict, **where)
+    word = hold.verdict if hold.verdict in ("MET", "NOT_MET") else "UNDECIDED"
+    return said(f"hold.{word}", attainment=share, stationarity=hold.stationarity, **where)
 
 
 def _clock_bound(raw: dict[str, Any]) -> float | None:

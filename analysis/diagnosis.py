@@ -6,15 +6,18 @@ Does not: change a verdict, or guess where the data are silent.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
 from analysis.attainment import Slo
 from analysis.load import OK
+from analysis.reasons import reason
 from analysis.row_checks import Checked
 from analysis.run_files import ServerGauge
 from analysis.stimulus import IDLE_CPU, QUIET_MACHINE
 from bench.records.analysis import ErrorGroup, Reason, StageAnalysis
+from bench.records.sentences import joined, said
 
 
 def diagnose(
@@ -45,70 +48,56 @@ def _floor(stages: list[StageAnalysis], slo: Slo) -> list[Reason]:
     if low is None:
         return []
     out = []
-    for metric, deadline, word in (("ttft_s", slo.ttft_deadline_s, "TTFT"), ("tpot_s", slo.tpot_deadline_s, "TPOT")):
+    for metric, deadline, clause in (("ttft_s", slo.ttft_deadline_s, "ttft"), ("tpot_s", slo.tpot_deadline_s, "tpot")):
         p50 = low.survivors[metric].p50
         if p50 is not None and math.isfinite(p50) and p50 > deadline:
-            text = (
-                f"the {word} deadline of {deadline * 1e3:.0f} ms lies under the idle floor: at "
-                f"{low.offered_qps:g} requests/s "
-                f"half of the answers already take {p50 * 1e3:.0f} ms, so attainment cannot be high at any rate"
-            )
-            fix = "run the smoke shape (2 requests/s), take its p99 as the floor and set the deadline above it"
-            out.append(Reason("DIA-FLOOR", "info", text, fix, low.stage, p50, deadline))
+            params = {"deadline_ms": deadline * 1e3, "offered_qps": low.offered_qps, "p50_ms": p50 * 1e3}
+            out.append(reason(f"DIA-FLOOR.{clause}", "info", "next.floor", stage=low.stage, value=p50, limit=deadline,
+                              params=params))  # fmt: skip
     return out
 
 
 def _clause(stages: list[StageAnalysis], slo: Slo) -> list[Reason]:
     """Attainment is low though the latency that people look at seems normal: one sentence per clause, all its rates."""
-    found: dict[str, list[tuple[StageAnalysis, str, str]]] = {}
+    found: dict[str, list[tuple[StageAnalysis, dict[str, Any]]]] = {}
     for s in stages:
         joint, p50 = s.attainment_joint.value, s.survivors["e2e_s"].p50
         if joint is None or joint >= slo.attainment_target or s.stationarity == "UNSTABLE" or p50 is None:
             continue
         if p50 > slo.e2e_target_s:
             continue
-        words = {
-            "failures": (f"{s.planned - s.counts.get('ok', 0)} of {s.planned}",
-                         "arrivals failed or were refused, and stay in the denominator"),
-            "ttft": (f"{s.attainment_ttft.value or 0:.2%}", "of all arrivals have their first token in time (TTFT)"),
-            "tpot": (f"{s.attainment_tpot.value or 0:.2%}", "of all arrivals keep the token pace (TPOT)"),
-        }.get(s.binding_clause)  # fmt: skip
-        if words is not None:
-            found.setdefault(s.binding_clause, []).append((s, *words))
+        share = {
+            "failures": said("clause.failed", failed=s.planned - s.counts.get("ok", 0), planned=s.planned),
+            "ttft": said("clause.share", share=s.attainment_ttft.value or 0.0),
+            "tpot": said("clause.share", share=s.attainment_tpot.value or 0.0),
+        }.get(s.binding_clause)
+        if share is not None:
+            found.setdefault(s.binding_clause, []).append((s, share))
     out = []
     for clause, hits in found.items():
-        stages_said = ", ".join(
-            f"{s.attainment_joint.value or 0:.2%} at {s.offered_qps:g} requests/s (median answer "
-            f"{s.survivors['e2e_s'].p50 or 0:.2f} s)" for s, _, _ in hits
-        )  # fmt: skip
-        only = "" if clause == "failures" else "only "
-        text = (
-            f"attainment is low though the median answer looks normal: {stages_said}; the cause is that {only}"
-            f"{', '.join(share for _, share, _ in hits)} {hits[0][2]}"
-        )
-        fix = "read attainment per clause; do not compare a median with an SLO on all arrivals"
+        shown = [said("clause.stage", joint=s.attainment_joint.value or 0.0, offered_qps=s.offered_qps,
+                      p50_s=s.survivors["e2e_s"].p50 or 0.0) for s, _ in hits]  # fmt: skip
         first = hits[0][0]
-        out.append(Reason("DIA-CLAUSE", "info", text, fix, first.stage, first.attainment_joint.value,
-                          slo.attainment_target))  # fmt: skip
+        params = {"stages": joined("comma", shown), "shares": joined("comma", [share for _, share in hits])}
+        out.append(reason(f"DIA-CLAUSE.{clause}", "info", "next.clause", stage=first.stage,
+                          value=first.attainment_joint.value, limit=slo.attainment_target, params=params))  # fmt: skip
     return out
 
 
 def _rejects(stages: list[StageAnalysis], slo: Slo) -> list[Reason]:
     """Rejections keep the survivors fast: one sentence for all rates."""
-    said, first = [], None
+    shown, first = [], None
     for s in stages:
         share = s.counts.get("rejected", 0) / s.planned
         alive, joint = s.attainment_survivors, s.attainment_joint.value
         if share > 0.005 and alive is not None and joint is not None and alive - joint > 0.005:
-            said.append(
-                f"at {s.offered_qps:g} requests/s {share:.1%} of the arrivals were refused; {alive:.2%} of the "
-                f"answered meet the SLO, {joint:.2%} of all arrivals do"
-            )
+            shown.append(said("rejects.stage", offered_qps=s.offered_qps, refused=share, alive=alive, joint=joint))
             first = first or (s.stage, share, joint)
     if first is None:
         return []
-    fix = "compare with admission off at the same seed; count what clients do after a refusal (retry-after)"
-    return [Reason("DIA-REJECTS", "info", "rejections bought the latency: " + "; ".join(said), fix, *first)]
+    stage, share, joint = first
+    return [reason("DIA-REJECTS", "info", "next.rejects", stage=stage, value=share, limit=joint,
+                   params={"stages": joined("semicolon", shown)})]  # fmt: skip
 
 
 def _client(stages: list[StageAnalysis], slo: Slo) -> list[Reason]:
@@ -119,15 +108,14 @@ def _client(stages: list[StageAnalysis], slo: Slo) -> list[Reason]:
     cpus = [s.stimulus.client_cpu_max_ratio for s in bad if s.stimulus.client_cpu_max_ratio is not None]
     cpu = max(cpus) if cpus else None
     lag = max((s.stimulus.send_lag_p99_s or 0.0) for s in bad)
-    names = ", ".join(s.name for s in bad)
-    used = f", worker CPU {cpu:.0%}" if cpu is not None else ""
-    if cpu is not None and cpu < IDLE_CPU:
-        text = f"something else held the machine during {names}: send lag p99 up to {1e3 * lag:.1f} ms{used} of a core"
-        fix = QUIET_MACHINE
-    else:
-        text = f"the client limits these stages: {names}; send lag p99 up to {1e3 * lag:.1f} ms{used}"
-        fix = "double the workers at the same seed: if the latencies fall, it was the client"
-    return [Reason("DIA-CLIENT", "info", text, fix, bad[0].stage, lag, None)]
+    other = cpu is not None and cpu < IDLE_CPU
+    params = {
+        "stages": joined("comma", [s.name for s in bad]), "lag_ms": 1e3 * lag,
+        "used": said("client.cpu", cpu_ratio=cpu) if cpu is not None else said(""),
+    }  # fmt: skip
+    return [reason("DIA-CLIENT.other" if other else "DIA-CLIENT", "info",
+                   QUIET_MACHINE if other else "next.double_workers", stage=bad[0].stage, value=lag,
+                   params=params)]  # fmt: skip
 
 
 def _contradiction(stages: list[StageAnalysis], slo: Slo) -> list[Reason]:
@@ -138,17 +126,13 @@ def _contradiction(stages: list[StageAnalysis], slo: Slo) -> list[Reason]:
     if low.attainment_joint.value < slo.attainment_target or low.attainment_e2e.value >= 0.95:
         return []
     p95 = low.latency["e2e_s"].p95
-    text = (
-        f"even at {low.offered_qps:g} requests/s, where {low.attainment_joint.value:.2%} meet the TTFT and TPOT "
-        "deadlines, only "
-        f"{low.attainment_e2e.value:.2%} end within {slo.e2e_target_s:g} s"
-    )
-    text += f" (P95 is {p95:.2f} s)" if p95 is not None and math.isfinite(p95) else ""
-    fix = (
-        "the answers are too long for this P95 target: P95 length x TPOT must fit in it; change the target or "
-        "the lengths"
-    )
-    return [Reason("DIA-TARGETS", "info", text, fix, low.stage, low.attainment_e2e.value, 0.95)]
+    known = p95 is not None and math.isfinite(p95)
+    params = {
+        "offered_qps": low.offered_qps, "joint": low.attainment_joint.value, "e2e": low.attainment_e2e.value,
+        "target_s": slo.e2e_target_s, "p95": said("targets.p95", p95_s=p95) if known else said(""),
+    }  # fmt: skip
+    return [reason("DIA-TARGETS", "info", "next.targets", stage=low.stage, value=low.attainment_e2e.value, limit=0.95,
+                   params=params)]  # fmt: skip
 
 
 def _buffering(stages: list[StageAnalysis]) -> list[Reason]:
@@ -164,13 +148,9 @@ def _buffering(stages: list[StageAnalysis]) -> list[Reason]:
             and (burst > 0.05 or (s.survivors["tpot_s"].p50 or 1) < 5e-4)
             and s.stationarity != "UNSTABLE"
         ):
-            text = (
-                f"TTFT is {ttft / e2e:.0%} of the whole answer at {s.offered_qps:g} requests/s and {burst:.0%} "
-                "of the streams "
-                "arrive in bursts: a proxy or the service buffers the stream"
-            )
-            fix = "send one request around the proxy with `bench probe`, or switch off its response buffering"
-            out.append(Reason("DIA-BUFFER", "info", text, fix, s.stage, ttft / e2e, 0.9))
+            params = {"ratio": ttft / e2e, "offered_qps": s.offered_qps, "burst": burst}
+            out.append(reason("DIA-BUFFER", "info", "next.probe", stage=s.stage, value=ttft / e2e, limit=0.9,
+                              params=params))  # fmt: skip
     return out[:1]
 
 
@@ -185,17 +165,13 @@ def _falling_throughput(stages: list[StageAnalysis]) -> list[Reason]:
     if not grown:
         return []
     s = grown[0]
-    text = (
-        f"throughput falls from {best.completed_qps:.2f} to {s.completed_qps:.2f} requests/s while in-flight "
-        "rises from "
-        f"{best.little.in_flight_mean_integral or 0:.0f} to {s.little.in_flight_mean_integral or 0:.0f}: the "
-        "batch is past its useful size"
-    )
-    fix = (
-        "sweep max_num_seqs (for example 8, 16, 32) at this rate, plot throughput against it and set the cap "
-        "where the gain ends"
-    )
-    return [Reason("DIA-BATCH", "info", text, fix, s.stage, s.completed_qps, best.completed_qps)]
+    params = {
+        "best_qps": best.completed_qps, "completed_qps": s.completed_qps,
+        "best_in_flight": best.little.in_flight_mean_integral or 0.0,
+        "in_flight": s.little.in_flight_mean_integral or 0.0,
+    }  # fmt: skip
+    return [reason("DIA-BATCH", "info", "next.batch", stage=s.stage, value=s.completed_qps, limit=best.completed_qps,
+                   params=params)]  # fmt: skip
 
 
 def _prefill(stages: list[StageAnalysis], checked: Checked) -> list[Reason]:
@@ -215,13 +191,8 @@ def _prefill(stages: list[StageAnalysis], checked: Checked) -> list[Reason]:
     if not (r > 0.7 and share > 0.3):
         return []
     slope = float(np.polyfit(tokens[known], ttft[known], 1)[0])
-    text = (
-        f"prefill dominates: at {low.offered_qps:g} requests/s TTFT is {share:.0%} of an answer and follows the "
-        "prompt length "
-        f"(correlation {r:.2f}, {slope * 1e6:.1f} µs per prompt token)"
-    )
-    fix = "repeat the stage with half the prompt length; try prefix caching or a larger max_num_batched_tokens"
-    return [Reason("DIA-PREFILL", "info", text, fix, low.stage, r, 0.7)]
+    params = {"offered_qps": low.offered_qps, "share": share, "r": r, "us_per_token": slope * 1e6}
+    return [reason("DIA-PREFILL", "info", "next.prefill", stage=low.stage, value=r, limit=0.7, params=params)]
 
 
 def _churn(stages: list[StageAnalysis], checked: Checked) -> list[Reason]:
@@ -238,12 +209,8 @@ def _churn(stages: list[StageAnalysis], checked: Checked) -> list[Reason]:
     cost = c["connect_s"][new]
     cost = cost[np.isfinite(cost)]
     median = float(np.median(cost)) if len(cost) else 0.0
-    text = (
-        f"{share:.0%} of {total} requests opened a new connection (median {median * 1e3:.1f} ms each): "
-        "keep-alive does not work"
-    )
-    fix = "check the service's keep-alive timeout and `Connection: close`; compare TTFT of new and reused connections"
-    return [Reason("DIA-CHURN", "info", text, fix, None, share, 0.8)]
+    params = {"share": share, "total": total, "median_ms": median * 1e3}
+    return [reason("DIA-CHURN", "info", "next.churn", value=share, limit=0.8, params=params)]
 
 
 def _kv(stages: list[StageAnalysis], server: ServerGauge | None) -> list[Reason]:
@@ -262,15 +229,9 @@ def _kv(stages: list[StageAnalysis], server: ServerGauge | None) -> list[Reason]
         preempted = server.preemptions_total[inside & np.isfinite(server.preemptions_total)]
         moved = float(preempted[-1] - preempted[0]) if len(preempted) > 1 else 0.0
         if (high > 0.2 and len(waiting) and float(waiting.mean()) > 0.5) or moved > 0.01 * max(s.planned, 1):
-            text = (
-                f"KV memory binds at {s.offered_qps:g} requests/s: above 95 % in {high:.0%} of the samples, "
-                f"{float(waiting.mean()) if len(waiting) else 0:.1f} waiting on average, {moved:.0f} preemptions"
-            )
-            fix = (
-                "lower kv_reserve_ratio or max_model_len, or halve the output lengths at the same seed: the "
-                "knee should move"
-            )
-            return [Reason("DIA-KV", "info", text, fix, s.stage, high, 0.2)]
+            params = {"offered_qps": s.offered_qps, "share": high, "preemptions": moved,
+                      "waiting": float(waiting.mean()) if len(waiting) else 0.0}  # fmt: skip
+            return [reason("DIA-KV", "info", "next.kv", stage=s.stage, value=high, limit=0.2, params=params)]
     return []
 
 
@@ -283,13 +244,8 @@ def _overhead(stages: list[StageAnalysis]) -> list[Reason]:
             continue
         outside = (law.in_flight_mean_integral - law.in_flight_mean_server) / law.arrival_qps
         if law.residence_mean_s and outside > max(0.02, 0.1 * law.residence_mean_s):
-            text = (
-                f"{outside * 1e3:.0f} ms of each request at {s.offered_qps:g} requests/s pass outside the engine "
-                f"({outside / law.residence_mean_s:.0%} of its residence): HTTP queue, tokenizer, proxy or network"
-            )
-            fix = (
-                "compare with a request from the service's own machine; look at the scheduler's step overhead "
-                "at this batch size"
-            )
-            out.append(Reason("DIA-OUTSIDE", "info", text, fix, s.stage, outside, 0.1 * law.residence_mean_s))
+            params = {"outside_ms": outside * 1e3, "offered_qps": s.offered_qps,
+                      "ratio": outside / law.residence_mean_s}  # fmt: skip
+            out.append(reason("DIA-OUTSIDE", "info", "next.outside", stage=s.stage, value=outside,
+                              limit=0.1 * law.residence_mean_s, params=params))  # fmt: skip
     return out[-1:]

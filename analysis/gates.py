@@ -21,12 +21,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from analysis.intervals import wilson
+from analysis.reasons import sentence
 from bench.records.analysis import Capacity, Gate, StageAnalysis
+from bench.records.sentences import render, said
 
 OPERATORS: dict[str, Callable[[float, float], bool]] = {"<=": op.le, "<": op.lt, ">=": op.ge, ">": op.gt}
 LATENCY_METRICS = {"ttft": "ttft_s", "ttfo": "ttfo_s", "tpot": "tpot_s", "e2e": "e2e_s", "residence": "residence_s",
                    "send_lag": "send_lag_s", "itl_p99": "itl_p99_s"}  # fmt: skip
 SAME_RATE = 1e-6
+Said = dict[str, Any]  # {"code", "params"}, see bench/records/sentences.py
 E2E_SHARE = 0.95  # "P95 <= target" holds exactly when this share of all arrivals is within the target
 
 
@@ -78,16 +81,16 @@ def pooled_attainment(stages: tuple[StageAnalysis, ...], clause: str = "joint") 
     return sum((getattr(s, f"attainment_{clause}").value or 0.0) * s.planned for s in stages) / n
 
 
-def attainment_at(place: Place, qps: float, clause: str = "joint") -> tuple[float | None, str]:
+def attainment_at(place: Place, qps: float, clause: str = "joint") -> tuple[float | None, Said]:
     """Attainment at a rate, measured or by the interpolation rule, and how it was got."""
     if place.exact:
-        return pooled_attainment(place.exact, clause), f"measured at {place.exact[0].offered_qps:g} requests/s"
+        return pooled_attainment(place.exact, clause), said("gate.measured", offered_qps=place.exact[0].offered_qps)
     low, high = pooled_attainment(place.below, clause), pooled_attainment(place.above, clause)
     if low is not None and high is not None:
         x0, x1 = place.below[0].offered_qps, place.above[0].offered_qps
         value = low + (high - low) * (qps - x0) / (x1 - x0)
-        return value, f"{qps:g} was not measured: interpolated between {x0:g} ({low:.2%}) and {x1:g} ({high:.2%})"
-    return None, "not measured on both sides"
+        return value, said("gate.share_between", target_qps=qps, low_qps=x0, low=low, high_qps=x1, high=high)
+    return None, said("gate.one_side")
 
 
 def default_gates(slo: dict[str, float], configured: list[dict[str, Any]], at: str = "target") -> list[dict[str, Any]]:
@@ -119,12 +122,12 @@ def evaluate(spec: dict[str, Any], stages: list[StageAnalysis], capacity: Capaci
         measured=None, unit=unit, at=str(at), status="not_measured", severity=spec.get("severity", "fail"),
     )  # fmt: skip
     if operator not in OPERATORS or math.isnan(limit):
-        gate.text = "the gate has no usable operator or value"
+        _say(gate, said("gate.unusable"))
         return gate
     if metric == "knee_qps":
         _capacity_gate(gate, capacity)
     elif at == "target" and target_qps is None:
-        gate.text = "the run has no target rate (loadgen.target_qps)"
+        _say(gate, said("gate.no_target"))
     elif at in ("target", "max") or _as_rate(at) is not None:
         rate = target_qps if at == "target" else _as_rate(at)
         if at == "max":
@@ -135,29 +138,54 @@ def evaluate(spec: dict[str, Any], stages: list[StageAnalysis], capacity: Capaci
     return gate
 
 
-def label(gate: Gate) -> str:
-    """What a gate compares, in words."""
+def label(gate: Gate) -> Said:
+    """What a gate compares, as a sentence."""
     if gate.metric == "attainment_e2e":
-        return "the share of whole answers in time"
-    return f"{gate.metric} {gate.statistic}".removesuffix(" value")
+        return said("gate.label.share")
+    if gate.statistic == "value":
+        return said("gate.label", metric=gate.metric)
+    return said("gate.label.statistic", metric=gate.metric, statistic=gate.statistic)
 
 
-def amount(gate: Gate, value: float, apart_from: float | None = None) -> str:
+def amount(gate: Gate, value: float, apart_from: float | None = None) -> Said:
     """A value of the gate's metric with its unit; as many digits as set it apart from another value."""
     share = gate.unit == "1" and (gate.metric.startswith("attainment") or gate.metric.endswith("_ratio"))
-    unit = " %" if share else {"s": " s", "1/s": " requests/s"}.get(gate.unit, "")
+    code = "amount.share" if share else {"s": "amount.s", "1/s": "amount.qps"}.get(gate.unit, "amount")
     scale = 100 if share else 1
-    texts = [f"{scale * value:.{digits}g}{unit}" for digits in range(4, 10)]
-    other = [None if apart_from is None else f"{scale * apart_from:.{digits}g}{unit}" for digits in range(4, 10)]
-    return next((mine for mine, theirs in zip(texts, other, strict=True) if mine != theirs), texts[0])
+    texts = [f"{scale * value:.{digits}g}" for digits in range(4, 10)]
+    other = [None if apart_from is None else f"{scale * apart_from:.{digits}g}" for digits in range(4, 10)]
+    number = next((mine for mine, theirs in zip(texts, other, strict=True) if mine != theirs), texts[0])
+    return said(code, number=number)
 
 
-def where(gate: Gate, target_qps: float | None) -> str:
-    """Where a gate applies, in words."""
+def where(gate: Gate, target_qps: float | None) -> Said:
+    """Where a gate applies, as a sentence."""
     if gate.at == "target":
-        return "at the target" if target_qps is None else f"at the target of {target_qps:g} requests/s"
-    named = {"run": "over the whole run", "all": "in every stage", "max": "at the highest rate"}
-    return named.get(gate.at, f"at {gate.at} requests/s")
+        known = target_qps is not None
+        return said("gate.where.target_rate", target_qps=target_qps) if known else said("gate.where.target")
+    return said(f"gate.where.{gate.at}") if gate.at in ("run", "all", "max") else said("gate.where.rate", at=gate.at)
+
+
+def besides(how: Said, measured_qps: float | None) -> Said | None:
+    """What a gate's text says besides "measured at that rate"; None when that is all."""
+    code, params = how["code"], how["params"]
+    if not code or (code == "gate.measured" and params["offered_qps"] == measured_qps):
+        return None
+    if "how" not in params:
+        return how
+    inner = besides(params["how"], measured_qps)
+    if inner is None:
+        return {"code": f"{code}.only", "params": {k: v for k, v in params.items() if k != "how"}}
+    return {"code": code, "params": {**params, "how": inner}}
+
+
+def _say(gate: Gate, how: Said) -> None:
+    gate.code, gate.params = how["code"], how["params"]
+    gate.text = render(gate.code, gate.params)
+
+
+def _told(gate: Gate) -> Said:
+    return {"code": gate.code, "params": gate.params}
 
 
 def _as_rate(at: Any) -> float | None:
@@ -167,9 +195,9 @@ def _as_rate(at: Any) -> float | None:
         return None
 
 
-def _compare(gate: Gate, measured: float | None, text: str) -> None:
+def _compare(gate: Gate, measured: float | None, how: Said) -> None:
     gate.measured = measured
-    gate.text = text
+    _say(gate, how)
     if measured is None or math.isnan(measured):
         gate.measured, gate.status = None, "not_measured"
         return
@@ -179,12 +207,13 @@ def _compare(gate: Gate, measured: float | None, text: str) -> None:
 
 def _rate_gate(gate: Gate, stages: list[StageAnalysis], rate: float | None, by_share: bool) -> None:
     if rate is None:
-        gate.text = "no stage was measured"
+        _say(gate, said("gate.no_stage"))
         return
     place = locate(stages, rate)
     if not place.exact and place.invalid_exact:
         gate.status = "invalid"
-        gate.text = f"{place.invalid_exact[0].name} is INVALID: {_first_invalid(place.invalid_exact[0])}"
+        first = place.invalid_exact[0]
+        _say(gate, said("gate.invalid", stage_name=first.name, reason=_first_invalid(first)))
         return
     if gate.metric.startswith("attainment"):
         clause = gate.metric.removeprefix("attainment").lstrip("_") or "joint"
@@ -198,12 +227,12 @@ def _rate_gate(gate: Gate, stages: list[StageAnalysis], rate: float | None, by_s
         return
     gate.measured_qps = rate
     if place.exact:
-        _compare_worst(gate, place.exact, f"measured at {rate:g} requests/s", by_share)
+        _compare_worst(gate, place.exact, said("gate.measured", offered_qps=rate), by_share)
     elif place.below and place.above:
         _compare_worst(
             gate,
             place.above,
-            f"{rate:g} was not measured: taken at the next rate, {place.above[0].offered_qps:g}",
+            said("gate.next_rate", target_qps=rate, offered_qps=place.above[0].offered_qps),
             by_share,
         )
         gate.measured_qps = place.above[0].offered_qps
@@ -221,7 +250,7 @@ def _unstable_fails(gate: Gate, place: Place) -> None:
         and any(s.stationarity == "UNSTABLE" for s in place.exact)
     ):
         gate.status = "fail"
-        gate.text += "; UNSTABLE: in-flight grows, a longer stage would miss it"
+        _say(gate, said("gate.unstable", how=_told(gate)))
 
 
 def _between(gate: Gate, place: Place, rate: float) -> None:
@@ -233,8 +262,9 @@ def _between(gate: Gate, place: Place, rate: float) -> None:
     x0, x1 = place.below[0].offered_qps, place.above[0].offered_qps
     value = low + (high - low) * (rate - x0) / (x1 - x0)
     gate.measured_qps = rate
-    ends = f"{x0:g} ({amount(gate, low)}) and {x1:g} ({amount(gate, high)})"
-    _compare(gate, value, f"{rate:g} was not measured: interpolated between {ends}")
+    ends = said("gate.between", target_qps=rate, low_qps=x0, low=amount(gate, low), high_qps=x1,
+                high=amount(gate, high))  # fmt: skip
+    _compare(gate, value, ends)
 
 
 def _one_sided(
@@ -243,41 +273,41 @@ def _one_sided(
     """Only rates on one side were measured. A pass above, or a miss below, decides; nothing else does."""
     side = place.above or place.below
     if not side:
-        gate.text = "no valid stage was measured"
+        _say(gate, said("gate.no_valid_stage"))
         return
     measured = read(side)
     near = gate.measured_qps = side[0].offered_qps
-    _compare(gate, measured, f"{rate:g} was not measured; the nearest valid stage is {near:g}")
+    _compare(gate, measured, said("gate.nearest", target_qps=rate, offered_qps=near))
     decided = "pass" if place.above else "fail"
     # More load makes no latency and no share better; a throughput rises with it, so that one side says nothing.
     monotone = not gate.metric.endswith("_qps")
     if gate.status == decided == "fail" and monotone:
-        gate.text = f"a higher rate, such as the target {rate:g}, cannot be better"
+        _say(gate, said("gate.cannot_be_better", target_qps=rate))
     elif gate.status == decided and monotone:
-        gate.text = f"{rate:g} was not measured: it lies below {near:g}, and a lower rate cannot be worse"
+        _say(gate, said("gate.cannot_be_worse", target_qps=rate, offered_qps=near))
     elif gate.status != "not_measured":
         gate.status = "not_measured"
-        gate.text += ", which does not decide it: measure the target rate itself"
+        _say(gate, said("gate.not_decided", how=_told(gate)))
 
 
-def _worst(gate: Gate, stages: tuple[StageAnalysis, ...]) -> tuple[float | None, str]:
+def _worst(gate: Gate, stages: tuple[StageAnalysis, ...]) -> tuple[float | None, Said]:
     """The value of the worst repeat, in the sense of the gate's operator, and a note."""
     read = [_read(gate.metric, gate.statistic, s) for s in stages]
     values = [v for v, _ in read if v is not None]
     if len(values) < len(read):
         return None, next(note for v, note in read if v is None)
-    return (max(values) if gate.operator in ("<=", "<") else min(values)), ""
+    return (max(values) if gate.operator in ("<=", "<") else min(values)), said("")
 
 
-def _compare_worst(gate: Gate, stages: tuple[StageAnalysis, ...], how: str, by_share: bool = False) -> None:
+def _compare_worst(gate: Gate, stages: tuple[StageAnalysis, ...], how: Said, by_share: bool = False) -> None:
     value, note = _worst(gate, stages)
-    many = " (worst of the repeats)" if len(stages) > 1 else ""
-    if value is None and by_share and _judge_share(gate, stages, how + many, note):
+    how = said("gate.worst", how=how) if len(stages) > 1 else how
+    if value is None and by_share and _judge_share(gate, stages, how, note):
         return
-    _compare(gate, value, how + many + (f"; {note}" if note else ""))
+    _compare(gate, value, said("gate.noted", how=how, note=note) if note["code"] else how)
 
 
-def _judge_share(gate: Gate, stages: tuple[StageAnalysis, ...], how: str, note: str) -> bool:
+def _judge_share(gate: Gate, stages: tuple[StageAnalysis, ...], how: Said, note: Said) -> bool:
     """Put the share within the limit in the place of a withheld P95; False when a stage has none.
 
     "P95 <= target" holds exactly when 95 % of all arrivals are within it, also for few arrivals. So the share
@@ -288,61 +318,64 @@ def _judge_share(gate: Gate, stages: tuple[StageAnalysis, ...], how: str, note: 
                 key=lambda s: s.attainment_e2e.value, default=None)  # fmt: skip
     if worst is None or gate.limit is None or any(s.attainment_e2e.value is None for s in stages):
         return False
-    interval, within = worst.attainment_e2e, f"within {amount(gate, gate.limit)}"
-    share, withheld = interval.value or 0.0, f"P95 itself is withheld ({note})"
+    interval, within = worst.attainment_e2e, amount(gate, gate.limit)
+    share = interval.value or 0.0
     most = interval.high if interval.high is not None else wilson(share * interval.n, interval.n)[1]
     if most >= E2E_SHARE > share:
         gate.measured, gate.status = None, "not_measured"
-        gate.text = f"{withheld}; {share:.2%} of {worst.planned} arrivals were {within}, too few to decide on 95 %"
+        _say(gate, said("gate.too_few", withheld=note, share=share, planned=worst.planned, limit=within))
         return True
     gate.metric, gate.statistic, gate.operator, gate.limit, gate.unit = "attainment_e2e", "value", ">=", E2E_SHARE, "1"
-    _compare(gate, share, f"{how}; {withheld}, so the share {within} is judged")
+    _compare(gate, share, said("gate.share", how=how, withheld=note, limit=within))
     return True
 
 
-def _read(metric: str, statistic: str, s: StageAnalysis) -> tuple[float | None, str]:
+def _read(metric: str, statistic: str, s: StageAnalysis) -> tuple[float | None, Said]:
     """One number of one stage, or None with the reason."""
     if metric in LATENCY_METRICS:
         p = s.latency.get(LATENCY_METRICS[metric])
         if p is None:
-            return None, "not recorded"
+            return None, said("gate.not_recorded", metric=metric)
         name = {"max": "maximum"}.get(statistic, statistic)
         value = getattr(p, name, None) if name != "value" else p.mean
-        return value, p.withheld.get(name, "not measured")
+        why = said("text", text=p.withheld[name]) if name in p.withheld else said("gate.not_measured")
+        return value, p.withheld_said.get(name, why)
     if metric == "error_ratio":
         failed = s.planned - s.counts.get("ok", 0)
-        return (failed / s.planned if s.planned else None), "no arrivals"
+        return (failed / s.planned if s.planned else None), said("gate.no_arrivals")
     if metric in ("goodput_qps", "completed_qps"):
-        return getattr(s, metric), ""
+        return getattr(s, metric), said("")
     if metric.startswith("attainment"):
         clause = metric.removeprefix("attainment").lstrip("_") or "joint"
-        return getattr(s, f"attainment_{clause}").value, "no arrivals"
-    return None, f"{metric} is not recorded"
+        return getattr(s, f"attainment_{clause}").value, said("gate.no_arrivals")
+    return None, said("gate.not_recorded", metric=metric)
 
 
 def _all_gate(gate: Gate, stages: list[StageAnalysis], by_share: bool) -> None:
     """Every valid stage (`all`), or the whole run (`run`): ramps count here, attainment is pooled over arrivals."""
     measured = tuple(s for s in stages if s.verdict not in ("EMPTY", "INVALID"))
     if not measured:
-        gate.text = "no valid stage was measured"
+        _say(gate, said("gate.no_valid_stage"))
     elif gate.at == "run" and gate.metric.startswith("attainment"):
         clause = gate.metric.removeprefix("attainment").lstrip("_") or "joint"
-        _compare(gate, pooled_attainment(measured, clause), "over all arrivals of the run")
+        _compare(gate, pooled_attainment(measured, clause), said("gate.run"))
     else:
-        _compare_worst(gate, measured, "worst over all valid stages", by_share)
+        _compare_worst(gate, measured, said("gate.all"), by_share)
 
 
 def _capacity_gate(gate: Gate, capacity: Capacity) -> None:
     if capacity.knee_kind == "at_least" and gate.operator in (">=", ">"):
-        _compare(gate, capacity.knee_low_qps, "every measured rate held the SLO: the knee is at least this")
+        _compare(gate, capacity.knee_low_qps, said("gate.at_least"))
         if gate.status == "fail":
-            gate.status, gate.text = "not_measured", "the highest measured rate lies below the limit and still held"
+            gate.status = "not_measured"
+            _say(gate, said("gate.at_least_unknown"))
     elif capacity.knee_kind == "below" and gate.operator in (">=", ">"):
         gate.status = "fail" if (capacity.knee_high_qps or 0) <= (gate.limit or 0) else "not_measured"
-        gate.text = "the lowest measured rate missed the SLO"
+        _say(gate, said("gate.below"))
     else:
-        _compare(gate, capacity.knee_qps, capacity.knee_method)
+        _compare(gate, capacity.knee_qps, said("text", text=capacity.knee_method))
 
 
-def _first_invalid(stage: StageAnalysis) -> str:
-    return next((r.text for r in stage.reasons if r.severity == "invalid"), "see its reasons")
+def _first_invalid(stage: StageAnalysis) -> Said:
+    first = next((r for r in stage.reasons if r.severity == "invalid"), None)
+    return said("gate.see_reasons") if first is None else sentence(first)

@@ -27,13 +27,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from analysis.intervals import memory_factor
 from analysis.percentiles import nearest_rank
 from bench.records.analysis import Capacity
+from bench.records.sentences import render, said
 
+Said = dict[str, Any]  # {"code", "params"}, see bench/records/sentences.py
 DRAWS = 2000
 DRAW_SEED = 20261129  # fixed: the same rows must give the same interval
 WATERMARK = (0.70, 0.80)
@@ -223,7 +226,7 @@ def flattening(levels: list[Level]) -> float | None:
 
 
 def capacity(
-    levels: list[Level], target: float, *, lambda_max_qps: float | None = None, note: str = "",
+    levels: list[Level], target: float, *, lambda_max_qps: float | None = None, note: Said | None = None,
     found: Crossing | None = None,
 ) -> Capacity:  # fmt: skip
     """Everything said about capacity. `lambda_max_qps`: from the batching model, when it was fitted.
@@ -232,7 +235,8 @@ def capacity(
     """
     found = found or crossing(levels, target)
     base = found.low if found.low is not None else None
-    return Capacity(
+    told = _sentence(found, target)
+    made = Capacity(
         knee_qps=found.value,
         knee_low_qps=found.low,
         knee_high_qps=found.high,
@@ -244,32 +248,40 @@ def capacity(
         lambda_max_qps=lambda_max_qps,
         flattening_qps=flattening(levels),
         attainment_target=target,
-        sentence=_sentence(found, target) + (f" {note}" if note else ""),
+        sentence=render(told["code"], told["params"]),
+        code=told["code"],
+        params=told["params"],
     )
+    if note is not None:
+        add_note(made, note)
+    return made
 
 
-def _sentence(found: Crossing, target: float) -> str:
-    if found.kind == "none" and "decided" in found.method:
-        return "The search decided no rate, so nothing is said about the knee; give it more time."
+def add_note(made: Capacity, note: Said) -> None:
+    """Append a sentence to what is said about capacity."""
+    if note["code"]:
+        made.params = {"sentence": {"code": made.code, "params": made.params}, "note": note}
+        made.code = "capacity.noted"
+        made.sentence = render(made.code, made.params)
+
+
+def _sentence(found: Crossing, target: float) -> Said:
     if found.kind == "none":
-        return "No stage is valid, so nothing is said about capacity."
+        return said("capacity.undecided" if "decided" in found.method else "capacity.none")
     if found.kind == "below":
-        return (
-            f"Fewer than {target:.2%} of all arrivals met the SLO at every rate; the knee lies below "
-            f"{_rate_up(found.high)} requests/s."
-        )
-    safe = f"{rate_text(WATERMARK[0] * (found.low or 0))} to {rate_text(WATERMARK[1] * (found.low or 0))}"
+        return said("capacity.below", target=target, high_qps=_rate_up(found.high))
+    rates = {
+        "low_qps": rate_text(found.low), "safe_low_qps": rate_text(WATERMARK[0] * (found.low or 0)),
+        "safe_high_qps": rate_text(WATERMARK[1] * (found.low or 0)),
+    }  # fmt: skip
     if found.kind == "at_least":
-        return (
-            f"Every measured rate held the SLO; the knee lies above {rate_text(found.low)} requests/s. Keep production "
-            f"at {safe} or measure higher rates."
-        )
-    stages = f"crossing between the stages at {found.between[0]:g} and {found.between[1]:g}; " if found.between else ""
-    beyond = ", above every measured rate: measure higher ones" if found.open_above else ""
-    return (
-        f"The SLO holds up to about {rate_text(found.value)} requests/s ({stages}95 % interval {rate_text(found.low)} "
-        f"to {_rate_up(found.high)}{beyond}); keep production at {safe}, 70-80 % of the lower bound."
-    )
+        return said("capacity.at_least", **rates)
+    stages = said("")
+    if found.between:
+        stages = said("capacity.stages", below_qps=found.between[0], above_qps=found.between[1])
+    beyond = said("capacity.beyond") if found.open_above else said("")
+    return said("capacity.crossing", knee_qps=rate_text(found.value), high_qps=_rate_up(found.high), stages=stages,
+                beyond=beyond, **rates)  # fmt: skip
 
 
 def _step(qps: float) -> int:

@@ -19,12 +19,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from analysis.intervals import ratio_interval
 from analysis.run_files import Gauge, ServerGauge
 from bench.records.analysis import Little
+from bench.records.sentences import render, said
 
 IDENTITY_LIMIT = 1e-9  # relative; both sides are sums of the same doubles in another order
 GAUGE_LIMIT = 0.02  # gauge against rows at the same instants: 2 %
@@ -168,7 +170,7 @@ def little(
     l_server = server_mean(server, t0, t1)
     if found.arrivals == 0 or window_s <= 0:
         return Little(None, None, None, reading.mean, l_server, None, None, None, None,
-                      gauge_samples=reading.samples, note="no request was sent in this window")  # fmt: skip
+                      gauge_samples=reading.samples, note=render("little.none", {}), code="little.none")  # fmt: skip
     arrival_qps = found.arrivals / window_s
     lambda_w = found.residence_sum / window_s
     l_integral = found.integral / window_s
@@ -187,7 +189,9 @@ def little(
         edge_end_s=found.edge_end,
         gauge_samples=reading.samples,
         ok=ok,
-        note=note,
+        note=render(note["code"], note["params"]),
+        code=note["code"],
+        params=note["params"],
     )
 
 
@@ -197,26 +201,20 @@ def _gap(measured: float | None, lambda_w: float) -> float | None:
 
 def _judge(
     found: Identity, reading: GaugeReading, l_integral: float, lambda_w: float, arrival_qps: float
-) -> tuple[bool | None, str]:
+) -> tuple[bool | None, dict[str, Any]]:
     """True/False/None (no independent count), and one sentence that names the source of L."""
     if abs(found.residual) > IDENTITY_LIMIT:
-        return False, f"the identity is broken by {found.residual:.2e}: rows or times are wrong"
+        return False, said("little.identity", residual=found.residual)
     edges = (found.edge_start - found.edge_end) / found.residence_sum if found.residence_sum > 0 else 0.0
     if reading.mean is None:
-        return None, (
-            f"L from the rows is {l_integral:.3g}, an identity and no evidence: there is no independent gauge. "
-            f"The window's edges explain {edges:+.1%}"
-        )
+        return None, said("little.no_gauge", in_flight=l_integral, edges_ratio=edges)
     bias = reading.bias if reading.bias is not None else reading.mean - l_integral
     limit = max(GAUGE_LIMIT * l_integral, GAUGE_SLACK, GAUGE_OPEN_S * arrival_qps)
     stopped = reading.largest_gap_s is None or reading.largest_gap_s > MAX_GAUGE_GAP_S
-    text = (
-        f"the gauge counted {reading.mean:.3g} in flight, lambda*W gives {lambda_w:.3g}; the window's edges explain "
-        f"{edges:+.1%}; gauge minus rows at the same instants is {bias:+.3g} (limit {limit:.3g})"
-    )
+    counted = said("little.gauge", gauge=reading.mean, lambda_w=lambda_w, edges_ratio=edges, bias=bias, limit=limit)
     if stopped:
-        return None, f"the gauge stood still for more than {MAX_GAUGE_GAP_S:g} s in this window; " + text
-    return abs(bias) <= limit, text
+        return None, said("little.stopped", gap_s=MAX_GAUGE_GAP_S, rest=counted)
+    return abs(bias) <= limit, counted
 
 
 def indirect_residence(

@@ -24,6 +24,7 @@ from analysis.model_stages import StageArrays, choose_calibration, length_sample
 from analysis.predict import Deadlines
 from analysis.replay import DEFAULT_BUDGET_TOKENS
 from analysis.step_clock import fit
+from bench.records.sentences import render, said
 
 __all__ = ["StageArrays", "fit_and_predict"]
 
@@ -48,36 +49,47 @@ def fit_and_predict(
     without failures.
     Never raises for what is in the data: a model that cannot be made is `fit: None` and a note.
     """
+    report = _modelled(stages, slo, max_num_seqs, lengths, max_num_batched_tokens, process, burstiness, replicas)
+    told = report["sentence"]
+    return report | {
+        "sentence": render(told["code"], told["params"]), "code": told["code"], "params": told["params"],
+        "notes": [render(note["code"], note["params"]) for note in report["notes"]], "notes_said": report["notes"],
+    }  # fmt: skip
+
+
+def _modelled(
+    stages: Sequence[StageArrays], slo: Deadlines | Mapping[str, float | None], max_num_seqs: int | None,
+    lengths: tuple[np.ndarray, np.ndarray] | None, max_num_batched_tokens: int | None, process: str,
+    burstiness: float, replicas: int,
+) -> dict[str, Any]:  # fmt: skip
+    """The report with its notes and its sentence as codes."""
     deadlines = slo if isinstance(slo, Deadlines) else _deadlines(slo)
     report = _empty()
     if len(stages) > MAX_STAGES:
-        report["notes"].append(f"{len(stages)} stages, the model reads {MAX_STAGES} at most; the rest is left out")
+        report["notes"].append(said("model.stages", stages=len(stages), limit=MAX_STAGES))
     prepared = [p for p in (prepare(s, report["notes"]) for s in stages[:MAX_STAGES]) if p is not None]
     if replicas > 1:
-        report["notes"].append(
-            f"the service has {replicas} replicas and rows do not say which one answered: the fit treats them as one "
-            "batch, trust it only as far as the residuals go"
-        )
+        report["notes"].append(said("model.replicas", replicas=replicas))
     chosen = choose_calibration(prepared, report["notes"])
     if not chosen:
-        report["sentence"] = "No queueing model: " + report["notes"][-1] + "."
+        report["sentence"] = said("model.none", why=report["notes"][-1])
         return report
     try:
         fitted = fit([stage.trace for stage in chosen])
     except ValueError as problem:
-        report["notes"].append(str(problem))
-        report["sentence"] = f"No queueing model: {problem}."
+        report["notes"].append(said("text", text=str(problem)))
+        report["sentence"] = said("model.none", why=report["notes"][-1])
         return report
     if max_num_seqs is None:
-        report["notes"].append("max_num_seqs is not known: no hard limit, and nothing is predicted with a queue")
+        report["notes"].append(said("model.no_limit"))
     budget = max_num_batched_tokens or DEFAULT_BUDGET_TOKENS
     law = fitted.law
     if law.alpha_s + law.beta_s + law.kappa_s + law.kv_s <= 0:
-        report["notes"].append("the fitted decode step takes no time: the stamps do not carry the engine's steps")
-        report["sentence"] = "No queueing model: the fitted decode step takes no time."
+        report["notes"].append(said("model.no_step"))
+        report["sentence"] = said("model.none", why=said("model.no_time"))
         return report
     if process not in ("constant", "poisson", "gamma"):
-        report["notes"].append(f"arrival process {process!r}: the predicted knee assumes Poisson arrivals instead")
+        report["notes"].append(said("model.process", process=process))
     sample = length_sample(prepared, lengths)
     describe_fit(report, fitted, chosen, lengths_of(*sample), max_num_seqs)
     # without a known limit the batch is never full: as many slots as there are requests
@@ -95,7 +107,7 @@ def _empty() -> dict[str, Any]:
         "predictions": [], "stage_models": [], "knee_predicted_qps": None, "knee_predicted_low_qps": None,
         "knee_predicted_high_qps": None, "knee_kind": None, "p95_crossing_predicted_qps": None,
         "predictive": None, "worst_residual_ratio": None, "batch_curve": [], "usl": None,
-        "flattening_batch_size": None, "notes": [], "sentence": "",
+        "flattening_batch_size": None, "notes": [], "sentence": said(""),
     }  # fmt: skip
 
 

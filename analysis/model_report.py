@@ -32,6 +32,7 @@ from analysis.model_stages import MAX_FAILED_RATIO, Stage
 from analysis.percentiles import MIN_SAMPLES
 from analysis.predict import Criterion, Deadlines, Knee, KneeInput, KneeSearch, Latencies, TtftShift
 from analysis.step_clock import StepFit
+from bench.records.sentences import joined, said
 
 JUDGED_LOAD = 0.92  # of lambda_max: above it three equal runs differ by more than 15 % anyway
 CALIBRATION_LOAD = 0.55  # calibrating above it is no longer predicting from low load
@@ -75,23 +76,15 @@ def describe_fit(
     report["usl"] = {"first_qps": usl.first_qps, "sigma": usl.sigma, "kappa": usl.kappa}
     report["flattening_batch_size"] = flattening_batch_size(law, lengths, seqs)
     if report["calibration_load_max"] > CALIBRATION_LOAD:
-        notes.append(
-            f"calibrated at up to {report['calibration_load_max']:.0%} of the predicted limit: more than "
-            f"{CALIBRATION_LOAD:.0%} is not low load"
-        )
+        notes.append(said("model.load", load=report["calibration_load_max"], limit=CALIBRATION_LOAD))
     if fitted.batch_size_max < seqs / 4:
-        notes.append(
-            f"calibration saw batches of up to {fitted.batch_size_max:.0f} of {seqs}: the limit is extrapolated"
-        )
+        notes.append(said("model.extrapolated", batch_size=fitted.batch_size_max, max_num_seqs=seqs))
     if (law.beta_s + law.kv_s) * lengths.context_mean + law.kappa_s == 0:
-        notes.append("no cost of the batch is visible at these rates: the limit assumes that there is none")
+        notes.append(said("model.no_batch_cost"))
     peak = peak_batch_size(law, lengths, seqs)
     if peak < seqs:
         best = float(throughput_qps(law, lengths, peak))
-        notes.append(
-            f"throughput peaks at a batch of {peak} ({best:.3g}/s) and falls to {top:.3g}/s at {seqs}: a burst can tip "
-            "the service over; lower max_num_seqs"
-        )
+        notes.append(said("model.peak", batch_size=peak, best_qps=best, top_qps=top, max_num_seqs=seqs))
 
 
 def _number(value: float | None) -> float | None:
@@ -142,7 +135,7 @@ class Predictor:
         source, law = stage.source, self.fitted.law
         count = int(stage.window.sum())
         if not count:
-            self.report["notes"].append(f"stage {source.stage}: no arrivals in its window")
+            self.report["notes"].append(said("model.no_arrivals", stage=source.stage))
             return
         span = max(source.window_end_s - source.window_start_s, 1e-9)
         qps = source.offered_qps if source.offered_qps > 0 else count / span
@@ -166,8 +159,7 @@ class Predictor:
         })  # fmt: skip
         if stage.failed_ratio > MAX_FAILED_RATIO and not stage.calibration:
             self.report["notes"].append(
-                f"stage {source.stage}: {stage.failed_ratio:.1%} of the arrivals have no answer; the model knows no "
-                "rejection and no timeout, so its latencies are not comparable"
+                said("model.failed", stage=source.stage, failed_ratio=stage.failed_ratio)
             )
         for metric in predict.METRICS:
             given = measured[metric] if count >= MIN_SAMPLES["p95"] or not metric.endswith("p95_s") else None
@@ -254,14 +246,14 @@ def _judge(report: dict[str, Any]) -> None:
     judged = [p for p in report["predictions"] if p["status"] in ("predictive", "not_predictive")]
     times = [p for p in judged if p["residual_ratio"] is not None]
     rates = sorted({s["offered_qps"] for s in report["stage_models"] if s["calibration"]})
-    source = "Fitted on " + " and ".join(f"{r:g}" for r in rates) + " requests/s alone"
     limit = report["lambda_max_qps"]
-    claim = f"hard limit {limit:.3g} requests/s" if limit else "no hard limit (max_num_seqs unknown)"
+    claim = said("model.hard_limit", limit_qps=limit) if limit else said("model.unlimited")
     if report["knee_predicted_qps"] is not None and report["knee_kind"] == "crossing":
-        claim = f"knee {report['knee_predicted_qps']:.3g} requests/s, " + claim
+        claim = said("model.knee", knee_qps=report["knee_predicted_qps"], limit=claim)
+    told = {"rates": joined("and", rates), "claim": claim}
     means = [p for p in times if p["metric"] == "e2e_mean_s"]
     if not means:
-        report["sentence"] = f"{source}: {claim}; no higher stage below {JUDGED_LOAD:.0%} of it to check against."
+        report["sentence"] = said("model.unchecked", load=JUDGED_LOAD, **told)
         return
     worst = max(means, key=lambda p: abs(p["residual_ratio"]))
     report["worst_residual_ratio"] = worst["residual_ratio"]
@@ -269,22 +261,18 @@ def _judge(report: dict[str, Any]) -> None:
     report["predictive"] = not bad
     if bad:
         first = max(bad, key=_miss)
-        size = (
-            f"{first['residual_share'] * 100:+.1f} points"
-            if first["residual_ratio"] is None
-            else f"{first['residual_ratio']:+.0%}"
+        by_share = first["residual_ratio"] is None
+        size = said("model.points", points=first["residual_share"] * 100) if by_share else said(
+            "model.ratio", ratio=first["residual_ratio"]
         )
-        report["sentence"] = (
-            f"{source}: {claim}; not predictive here, residual {size} in {first['metric']} at "
-            f"{first['offered_qps']:g} requests/s."
-        )
+        report["sentence"] = said("model.not_predictive", residual=size, metric=first["metric"],
+                                  offered_qps=first["offered_qps"], **told)  # fmt: skip
         return
     naive = [abs(p["naive_mgk_residual_ratio"]) for p in means if p["naive_mgk_residual_ratio"] is not None]
-    compare = f" (M/G/K: {max(naive):.0%})" if naive else ""
-    report["sentence"] = (
-        f"{source}: {claim}; mean response of the higher stages predicted within "
-        f"{abs(worst['residual_ratio']):.1%}{compare}."
-    )
+    report["sentence"] = said(
+        "model.predictive", worst=abs(worst["residual_ratio"]),
+        naive=said("model.naive", ratio=max(naive)) if naive else said(""), **told,
+    )  # fmt: skip
 
 
 def _miss(prediction: dict[str, Any]) -> float:

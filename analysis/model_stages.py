@@ -13,11 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from analysis.predict import Latencies
 from analysis.step_clock import MIN_ROWS, MIN_STEPS, Trace
+from bench.records.sentences import said
 
 MAX_FIT_ROWS = 8_000  # per stage: the standard error of lambda_max is far below 1 % by then
 MAX_REPLAY_ROWS = 30_000  # per stage: 0.1 s of replay
@@ -73,7 +75,7 @@ class Stage:
     failed_ratio: float = 0.0
 
 
-def prepare(source: StageArrays, notes: list[str]) -> Stage | None:
+def prepare(source: StageArrays, notes: list[dict[str, Any]]) -> Stage | None:
     """The stage sorted, bounded and split into what each model needs; None when it has no arrivals."""
     start = np.asarray(source.start_s, dtype=float)
     order = np.argsort(start, kind="stable")
@@ -81,7 +83,7 @@ def prepare(source: StageArrays, notes: list[str]) -> Stage | None:
     if not order.size:
         return None
     if order.size > MAX_REPLAY_ROWS:
-        notes.append(f"stage {source.stage}: {order.size} rows, the model uses the first {MAX_REPLAY_ROWS}")
+        notes.append(said("model.rows", stage=source.stage, rows=order.size, limit=MAX_REPLAY_ROWS))
         order = order[:MAX_REPLAY_ROWS]
 
     def pick(values: np.ndarray) -> np.ndarray:
@@ -128,13 +130,13 @@ def _usable(stage: Stage) -> int:
     return int((stage.trace.use & (stage.trace.output_tokens > MIN_STEPS)).sum())
 
 
-def choose_calibration(stages: Sequence[Stage], notes: list[str]) -> list[Stage]:
+def choose_calibration(stages: Sequence[Stage], notes: list[dict[str, Any]]) -> list[Stage]:
     """The two lowest valid stages (more only while the rows do not suffice), marked."""
     able = [s for s in stages if s.source.valid and s.source.stationarity != "UNSTABLE" and _usable(s) > 0]
     able = [s for s in able if s.failed_ratio <= MAX_FAILED_RATIO]
     able.sort(key=lambda s: (s.source.offered_qps, s.source.stage))
     if not able:
-        notes.append("no valid, stable stage with answers longer than 20 tokens and at most 2 % failures")
+        notes.append(said("model.no_stage"))
         return []
     chosen = [able[0]]
     # the second lowest rate tells batch from base cost better than a repeat of the lowest
@@ -143,12 +145,12 @@ def choose_calibration(stages: Sequence[Stage], notes: list[str]) -> list[Stage]
         chosen.append(rest.pop(0))
     rows = sum(map(_usable, chosen))
     if rows < MIN_ROWS:
-        notes.append(f"only {rows} answers in the valid stages reach {MIN_STEPS + 1} tokens, {MIN_ROWS} are needed")
+        notes.append(said("model.few_rows", rows=rows, tokens=MIN_STEPS + 1, need=MIN_ROWS))
         return []
     if len(chosen) == 1:
-        notes.append("only one valid stage: base and batch cost are told apart by its own fluctuations alone")
+        notes.append(said("model.one_stage"))
     if len(chosen) > 2:
-        notes.append(f"{len(chosen)} stages were needed for {MIN_ROWS} usable rows: fewer are left to predict")
+        notes.append(said("model.more_stages", stages=len(chosen), rows=MIN_ROWS))
     for stage in chosen:
         stage.calibration = True
     return chosen

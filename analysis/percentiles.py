@@ -12,10 +12,12 @@ Does not: interpolate, drop values, or decide what is an arrival.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
 from bench.records.analysis import Percentiles
+from bench.records.sentences import render, said
 
 # Smallest n with 1 - p^n >= 0.975: below it the order-statistic interval of the
 # percentile p has no upper end. p = .95: .95^72 = .0249; .99^368 = .0248.
@@ -51,19 +53,20 @@ def summarise(
     values = values[~np.isnan(values)]
     n = len(values)
     if n == 0:
-        return Percentiles(n=0, withheld={name: "no values" for name in ("p50", "p90", "p95", "p99")})
+        none = dict.fromkeys(("p50", "p90", "p95", "p99"), said("withheld.none"))
+        return Percentiles(n=0, withheld=_texts(none), withheld_said=none)
     ordered = np.sort(values)
     worth = float(n) if effective_n_high is None else min(float(n), effective_n_high)
     found: dict[str, float] = {}
-    withheld: dict[str, str] = {}
+    withheld: dict[str, dict[str, Any]] = {}
     for name in ("p50", "p90", "p95", "p99"):
         need = MIN_SAMPLES[name]
         if worth >= need:
             found[name] = nearest_rank(ordered, SHARES[name])
         elif n >= need:
-            withheld[name] = f"{n} values that depend on each other are worth {worth:.0f} at most; {need} are needed"
+            withheld[name] = said("withheld.dependent", n=n, worth=worth, need=need)
         else:
-            withheld[name] = f"{n} values; {need} are needed"
+            withheld[name] = said("withheld.few", n=n, need=need)
     return Percentiles(
         n=n,
         mean=float(values.mean()),
@@ -72,9 +75,14 @@ def summarise(
         p95=found.get("p95"),
         p99=found.get("p99"),
         maximum=float(ordered[-1]),
-        withheld=withheld,
+        withheld=_texts(withheld),
+        withheld_said=withheld,
         effective_n=None if effective_n is None else min(float(n), effective_n),
     )
+
+
+def _texts(withheld: dict[str, dict[str, Any]]) -> dict[str, str]:
+    return {name: render(why["code"], why["params"]) for name, why in withheld.items()}
 
 
 def ecdf_points(values: np.ndarray, points: int = 100) -> list[list[float]]:

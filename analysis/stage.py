@@ -22,12 +22,14 @@ from analysis.knee import score_quantile
 from analysis.little import in_flight_at, little
 from analysis.load import OK, TIMEOUT, UNSENT
 from analysis.percentiles import ecdf_points, summarise
+from analysis.reasons import reason
 from analysis.row_checks import Checked
 from analysis.run_files import Gauge, ServerGauge
 from analysis.stationarity import Stationarity, stationarity
 from analysis.stimulus import client_health, stimulus
 from bench.records.analysis import Little, Percentiles, Reason, StageAnalysis
 from bench.records.request import FLAGS, STATUSES
+from bench.records.sentences import said
 from bench.records.stage import StageRow
 
 SCORE_BATCHES = 5
@@ -290,16 +292,16 @@ def _warm_up(public: StageAnalysis, checked: Checked, row: StageRow, context: Co
     cut = mser5(in_flight_at(t, sent, done).astype(float))
     if cut is None:
         if public.stationarity == "STABLE":
-            text = "the number in flight never settles by MSER-5; the stage is too short or not stationary"
-            public.reasons.append(Reason("WARN-WARMUP", "warn", text, "use longer stages", row.stage))
+            public.reasons.append(reason("WARN-WARMUP.never", "warn", "next.longer_stages", stage=row.stage))
         return
     median = public.latency["residence_s"].p50
     public.warmup_suggested_s = max(cut * step, 10 * median if median is not None and math.isfinite(median) else 0.0)
     used = row.window_start_s - row.start_s
     if cut * step > used + 0.1 * span and public.stationarity == "STABLE":
-        text = f"in-flight settles {cut * step:.1f} s after the stage's start; the warm-up was {used:.1f} s"
-        step_text = f"set sweep.warmup_sec to at least {cut * step:.0f}"
-        public.reasons.append(Reason("WARN-WARMUP", "warn", text, step_text, row.stage, cut * step, used))
+        public.reasons.append(reason(
+            "WARN-WARMUP", "warn", "next.warmup", stage=row.stage, value=cut * step, limit=used,
+            params={"settles_s": cut * step, "used_s": used}, step_params={"seconds": cut * step},
+        ))  # fmt: skip
 
 
 def _finish(
@@ -308,31 +310,25 @@ def _finish(
     """Reasons that need the whole stage, and the stage's verdict."""
     stage = s.stage
     s.reasons.extend(_recording_reasons(s, checked, window))
+    note = {"note": {"code": s.little.code, "params": s.little.params}}
     if s.little.identity_residual is not None and s.little.ok is False:
-        s.reasons.append(Reason("INV-LITTLE", "invalid", s.little.note, "look for requests without a row, and for "
-                                "clock jumps, in log.txt", stage, s.little.gap_ratio_gauge, 0.02))  # fmt: skip
+        s.reasons.append(reason("INV-LITTLE", "invalid", "next.little", stage=stage, value=s.little.gap_ratio_gauge,
+                                limit=0.02, params=note))  # fmt: skip
     elif s.little.in_flight_mean_gauge is not None and s.little.ok is None and s.planned:
-        s.reasons.append(
-            Reason("WARN-GAUGE", "warn", s.little.note, "see loop lag; the client may have been blocked", stage)
-        )
+        s.reasons.append(reason("WARN-GAUGE", "warn", "next.gauge", stage=stage, params=note))
     if flow.verdict == "UNSTABLE" and not varying:
         s.reasons.append(_unstable_reason(s, flow))
     elif flow.verdict == "SUSPECT" and not varying:
-        text = f"the number in flight shows a trend (p = {min(flow.trend_p or 1, flow.slope_p or 1):.1e})"
-        s.reasons.append(Reason("WARN-SUSPECT", "warn", text, "repeat the stage, longer, before trusting it", stage))
+        p = min(flow.trend_p or 1, flow.slope_p or 1)
+        s.reasons.append(reason("WARN-SUSPECT", "warn", "next.repeat_longer", stage=stage, params={"p": p}))
     elif flow.verdict == "TOO_SHORT" and s.planned:
-        need = f"at least {flow.needed_s:.0f} s" if flow.needed_s else "arrivals"
-        text = f"the window of {s.window_s:.0f} s is too short to tell growth from a start; it needs {need}"
-        s.reasons.append(
-            Reason("WARN-SHORT", "warn", text, "raise sweep.stage_duration_sec", stage, s.window_s, flow.needed_s)
-        )
+        need = said("short.seconds", needed_s=flow.needed_s) if flow.needed_s else said("short.arrivals")
+        s.reasons.append(reason("WARN-SHORT", "warn", "next.stage_duration", stage=stage, value=s.window_s,
+                                limit=flow.needed_s, params={"window_s": s.window_s, "need": need}))  # fmt: skip
     if context.ceiling_qps is not None and s.offered_qps > context.ceiling_qps:
-        text = (
-            f"{s.offered_qps:g} requests/s are above the client's own ceiling of {context.ceiling_qps:g}, "
-            "measured against the null server"
-        )
-        step = "use more workers and calibrate again"
-        s.reasons.append(Reason("INV-CEILING", "invalid", text, step, stage, s.offered_qps, context.ceiling_qps))
+        rates = {"offered_qps": s.offered_qps, "ceiling_qps": context.ceiling_qps}
+        s.reasons.append(reason("INV-CEILING", "invalid", "next.ceiling", stage=stage, value=s.offered_qps,
+                                limit=context.ceiling_qps, params=rates))  # fmt: skip
     _sample_reasons(s, context)
     invalid = any(r.severity == "invalid" for r in s.reasons)
     if s.planned == 0 or "not_run" in s.marks:
@@ -347,14 +343,14 @@ def _finish(
 
 
 def _unstable_reason(s: StageAnalysis, flow: Stationarity) -> Reason:
-    left = f"{flow.flow_imbalance:.1%} of the arrivals were left behind" if flow.flow_imbalance else "in-flight grows"
-    per_minute = ""
+    left = said("unstable.left", share=flow.flow_imbalance) if flow.flow_imbalance else said("unstable.grows")
+    growth = said("")
     if s.completed_qps > 0 and s.arrival_qps > s.completed_qps:
         # p95 of an overloaded stage = (lambda/X - 1) * .95 * duration: a function of its length.
-        per_minute = f"; latency grows by {60 * (s.arrival_qps / s.completed_qps - 1):.1f} s per minute"
-    text = f"UNSTABLE: {left}, {s.completed_qps:.2f} of {s.arrival_qps:.2f} requests/s were finished{per_minute}"
-    return Reason("UNSTABLE", "info", text, "overload is a finding: read the growth, not the percentiles of this stage",
-                  s.stage, flow.flow_imbalance, 0.03)  # fmt: skip
+        growth = said("unstable.growth", per_minute_s=60 * (s.arrival_qps / s.completed_qps - 1))
+    params = {"left": left, "completed_qps": s.completed_qps, "arrival_qps": s.arrival_qps, "growth": growth}
+    return reason("UNSTABLE", "info", "next.unstable", stage=s.stage, value=flow.flow_imbalance, limit=0.03,
+                  params=params)  # fmt: skip
 
 
 def _recording_reasons(s: StageAnalysis, checked: Checked, window: np.ndarray) -> list[Reason]:
@@ -362,37 +358,23 @@ def _recording_reasons(s: StageAnalysis, checked: Checked, window: np.ndarray) -
     out = []
     cap = int(np.count_nonzero((ledger.is_value("code", "CL-CAP") | ledger.is_value("code", "CL-FD"))[window]))
     if cap:
-        out.append(Reason("INV-CAP", "invalid", f"{cap} arrivals were not sent because the client ran out of "
-                                                "streams or "
-                          "descriptors: the load was no longer open", "use more workers, or raise client.max_in_flight "
-                          "and `ulimit -n`", stage, cap, 0))  # fmt: skip
-    for mark, event in (("worker_lost", "a worker was lost"), ("worker_joined", "a worker joined"),
-                        ("master_lost", "the master was lost")):  # fmt: skip
+        out.append(reason("INV-CAP", "invalid", "next.cap", stage=stage, value=cap, limit=0, params={"count": cap}))
+    for mark in ("worker_lost", "worker_joined", "master_lost"):
         if mark in s.marks:
-            out.append(Reason("INV-WORKER", "invalid", f"{event} during this stage",
-                              "run the stage again with a fixed set of workers", stage))  # fmt: skip
-    for mark, text in (("schedule_differs", "workers computed different schedules"),
-                       ("not_prepared", "not every worker was ready before the stage began")):  # fmt: skip
+            out.append(reason(f"INV-WORKER.{mark}", "invalid", "next.fixed_workers", stage=stage))
+    for mark in ("schedule_differs", "not_prepared"):
         if mark in s.marks:
-            out.append(Reason("INV-PLAN", "invalid", text, "use the same version and config on every machine", stage))
-    burst = s.flags.get("burst", 0.0)
-    if burst > BURST_LIMIT:
-        text = (
-            f"{burst:.1%} of the answers came in bursts (limit {BURST_LIMIT:.0%}): TPOT says nothing, TTFT is doubtful"
-        )
-        out.append(Reason("INV-BURST", "invalid", text, "switch off response buffering in the proxy in front of "
-                                                        "the service",
-                          stage, burst, BURST_LIMIT))  # fmt: skip
-    short = s.flags.get("short", 0.0)
-    if short > SHORT_LIMIT:
-        text = f"{short:.1%} of the answers are shorter than the asked length (limit {SHORT_LIMIT:.0%})"
-        out.append(Reason("INV-SHORT", "invalid", text, "the service must honour ignore_eos (or min_tokens); "
-                                                        "otherwise set "
-                          "target.pin_length to false", stage, short, SHORT_LIMIT))  # fmt: skip
+            out.append(reason(f"INV-PLAN.{mark}", "invalid", "next.same_version", stage=stage))
+    for flag, limit, code, step in (("burst", BURST_LIMIT, "INV-BURST", "next.buffering"),
+                                    ("short", SHORT_LIMIT, "INV-SHORT", "next.short")):  # fmt: skip
+        share = s.flags.get(flag, 0.0)
+        if share > limit:
+            out.append(reason(code, "invalid", step, stage=stage, value=share, limit=limit,
+                              params={"share": share, "limit": limit}))  # fmt: skip
     steps = int(np.count_nonzero(checked.impossible[window]))
     if steps:
-        out.append(Reason("INV-CLOCK", "invalid", f"{steps} rows of the window have times that run backwards",
-                          "look for a clock step or a suspended machine; run again", stage, steps, 0))  # fmt: skip
+        out.append(reason("INV-CLOCK", "invalid", "next.clock", stage=stage, value=steps, limit=0,
+                          params={"count": steps}))  # fmt: skip
     return out
 
 
@@ -402,25 +384,17 @@ def _sample_reasons(s: StageAnalysis, context: Context) -> None:
     need = att.arrivals_needed(target)
     joint = s.attainment_joint
     if s.planned and joint.value is not None and att.decide(joint, target) == "UNDECIDED":
-        text = (
-            f"attainment {joint.value:.4f} has the interval {joint.low:.4f} to {joint.high:.4f}, which holds the "
-            "target "
-            f"{target:g}: not decided"
-        )
-        fix = f"even without a miss it takes {need} arrivals" if s.planned < need else "a longer stage decides it"
-        s.reasons.append(Reason("WARN-UNDECIDED", "info", text, fix, s.stage, joint.value, target))
+        step = "next.arrivals" if s.planned < need else "next.longer_stage"
+        params = {"value": joint.value, "low": joint.low, "high": joint.high, "target": target}
+        s.reasons.append(reason("WARN-UNDECIDED", "info", step, stage=s.stage, value=joint.value, limit=target,
+                                params=params, step_params={"need": need}))  # fmt: skip
     alive = s.attainment_survivors
     if alive is not None and joint.value is not None and alive >= target > joint.value:
-        refused = s.counts.get("rejected", 0)
-        text = f"{alive:.2%} of the answered requests met the SLO, but only {joint.value:.2%} of all arrivals"
-        text += f" ({refused} were rejected)" if refused else ""
-        s.reasons.append(Reason("WARN-SURVIVORS", "warn", text, "the denominator is all arrivals: failures and "
-                                                                "rejections "
-                                "bought the latency", s.stage, joint.value, alive))  # fmt: skip
+        count = s.counts.get("rejected", 0)
+        refused = said("survivors.refused", count=count) if count else said("")
+        s.reasons.append(reason("WARN-SURVIVORS", "warn", "next.denominator", stage=s.stage, value=joint.value,
+                                limit=alive, params={"alive": alive, "joint": joint.value, "refused": refused}))
     open_rows = s.counts.get(STATUSES[TIMEOUT], 0)
     if s.attainment_high - s.attainment_low > 1e-9 and open_rows:
-        text = (
-            f"{open_rows} arrivals ended without an outcome; attainment lies between {s.attainment_low:.4f} "
-            f"and {s.attainment_high:.4f}"
-        )
-        s.reasons.append(Reason("WARN-OPEN", "info", text, "raise sweep.drain_limit_sec", s.stage))
+        params = {"count": open_rows, "low": s.attainment_low, "high": s.attainment_high}
+        s.reasons.append(reason("WARN-OPEN", "info", "next.drain_limit", stage=s.stage, params=params))

@@ -16,13 +16,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy import special
 
 from analysis.percentiles import nearest_rank
+from analysis.reasons import reason
 from analysis.run_files import Gauge
 from bench.records.analysis import Reason, Stimulus
+from bench.records.sentences import said
 
 RATE_LIMIT = 0.01  # the project's promise: delivered within 1 % of the plan
 RATE_SLACK = 2  # arrivals that lag may move across a window's edge
@@ -36,7 +39,7 @@ LOOP_LAG_LIMIT_S = 0.020
 CPU_LIMIT = 0.85
 IDLE_CPU = 0.5  # of a core: below it a worker was not what kept itself from sending
 MIN_GAPS = 30
-QUIET_MACHINE = "close other programs, or run again on a quiet machine"
+QUIET_MACHINE = "next.quiet_machine"
 
 
 @dataclass(frozen=True)
@@ -167,12 +170,10 @@ def _rate_reasons(s: Stimulus, sent_in_window: int, stage: int) -> list[Reason]:
     if s.planned == 0 or abs(s.rate_error_ratio) <= RATE_LIMIT or abs(sent_in_window - s.planned) <= RATE_SLACK:
         return []
     return [
-        Reason(
-            "INV-RATE", "invalid",
-            f"{s.delivered_qps:.3f} requests/s were sent where {s.planned_qps:.3f} were planned "
-            f"({s.rate_error_ratio:+.1%}, limit {RATE_LIMIT:.0%})",
-            "use more workers or a lower rate, and look for unsent arrivals and their codes in the error table",
-            stage, abs(s.rate_error_ratio), RATE_LIMIT,
+        reason(
+            "INV-RATE", "invalid", "next.rate", stage=stage, value=abs(s.rate_error_ratio), limit=RATE_LIMIT,
+            params={"delivered_qps": s.delivered_qps, "planned_qps": s.planned_qps,
+                    "error_ratio": s.rate_error_ratio, "limit": RATE_LIMIT},
         )
     ]  # fmt: skip
 
@@ -184,11 +185,8 @@ def _gap_reasons(
     if process == "constant" and not varying_rate and len(gaps) >= MIN_GAPS and s.gap_cv is not None:
         spread = float(gaps.std())
         if s.gap_cv > CONSTANT_CV and spread > LAG_FLOOR_S:
-            text = (
-                f"gaps between sends vary by {s.gap_cv:.0%} (sd {spread * 1e3:.1f} ms); constant spacing was asked for"
-            )
-            return [Reason("INV-GAPS", "invalid", text, "see the send lag; use more workers or a quieter machine",
-                           stage, s.gap_cv, CONSTANT_CV)]  # fmt: skip
+            return [reason("INV-GAPS.constant", "invalid", "next.gaps_constant", stage=stage, value=s.gap_cv,
+                           limit=CONSTANT_CV, params={"gap_cv": s.gap_cv, "sd_ms": spread * 1e3})]  # fmt: skip
         return []
     if rated is None:
         return []
@@ -196,24 +194,16 @@ def _gap_reasons(
     # A send that is late by d moves the gap distribution by at most 2 * rate * d.
     allowed = max(GAP_DISTANCE, 2 * offered_qps * (s.send_lag_p99_s or 0.0))
     if p < GAP_P and distance > allowed:
-        text = (
-            f"the gaps between sends do not follow the asked {process} process: Kolmogorov-Smirnov distance "
-            f"{distance:.3f}, p = {p:.1e} (limits {allowed:.3f} and {GAP_P:g})"
-        )
-        return [Reason("INV-GAPS", "invalid", text, "compare planned and sent times in requests.csv; run again "
-                       "with another seed to rule out chance", stage, distance, allowed)]  # fmt: skip
+        params = {"process": process, "distance": distance, "p": p, "allowed": allowed, "p_limit": GAP_P}
+        return [reason("INV-GAPS", "invalid", "next.gaps", stage=stage, value=distance, limit=allowed, params=params)]
     return []
 
 
-def late_sender(cpu_ratio: float | None, own_machine: bool) -> tuple[str, str]:
-    """Why a sender was late as far as its CPU tells, and what to do. A worker with CPU to spare did not cause it."""
+def late_sender(cpu_ratio: float | None, own_machine: bool) -> tuple[dict[str, Any], str]:
+    """Why a sender was late as far as its CPU tells, and what to do (code). One with CPU to spare did not cause it."""
     if cpu_ratio is not None and cpu_ratio < IDLE_CPU:
-        cause = f"; its workers used at most {cpu_ratio:.0%} of a core, so something else used the machine, "
-        cause += "or it was paused"
-        return cause, QUIET_MACHINE
-    if own_machine:
-        return "", f"use more workers (--processes); {QUIET_MACHINE}"
-    return "", "use more workers, or move the client off the service's machine"
+        return said("cause.other", cpu_ratio=cpu_ratio), QUIET_MACHINE
+    return said(""), "next.workers_or_quiet" if own_machine else "next.workers_or_move"
 
 
 def _client_reasons(
@@ -223,20 +213,21 @@ def _client_reasons(
     cause, step = late_sender(s.client_cpu_max_ratio, own_machine)
     limit = lag_limit_s(ttft_deadline_s)
     if s.send_lag_p99_s is not None and s.send_lag_p99_s > limit:
-        text = f"send lag p99 is {s.send_lag_p99_s * 1e3:.1f} ms (limit {limit * 1e3:.1f} ms): our own sender was late"
-        reasons.append(Reason("INV-LAG", "invalid", text + cause, step, stage, s.send_lag_p99_s, limit))
+        params = {"lag_ms": s.send_lag_p99_s * 1e3, "limit_ms": limit * 1e3, "cause": cause}
+        reasons.append(reason("INV-LAG", "invalid", step, stage=stage, value=s.send_lag_p99_s, limit=limit,
+                              params=params))  # fmt: skip
     kernel = (health.kernel_share or 0.0) >= 0.99
     # With kernel stamps a late reader does not move a time stamp; without, it does.
     severity = "warn" if kernel else "invalid"
     if s.loop_lag_p99_s is not None and s.loop_lag_p99_s > LOOP_LAG_LIMIT_S:
-        text = f"loop lag p99 is {s.loop_lag_p99_s * 1e3:.1f} ms (limit {LOOP_LAG_LIMIT_S * 1e3:.0f} ms)"
-        text += "; times were stamped by the kernel" if kernel else " and times were stamped by the late reader"
-        step = QUIET_MACHINE if cause else "use more workers or `client.read: lazy`"
-        reasons.append(Reason("INV-LOOP", severity, text + cause, step,
-                              stage, s.loop_lag_p99_s, LOOP_LAG_LIMIT_S))  # fmt: skip
+        params = {"lag_ms": s.loop_lag_p99_s * 1e3, "limit_ms": LOOP_LAG_LIMIT_S * 1e3, "cause": cause}
+        step = QUIET_MACHINE if cause["code"] else "next.workers_or_lazy"
+        reasons.append(reason("INV-LOOP.kernel" if kernel else "INV-LOOP", severity, step, stage=stage,
+                              value=s.loop_lag_p99_s, limit=LOOP_LAG_LIMIT_S, params=params))  # fmt: skip
     if s.client_cpu_max_ratio is not None and s.client_cpu_max_ratio > CPU_LIMIT:
-        text = f"a client worker used {s.client_cpu_max_ratio:.0%} of a core (limit {CPU_LIMIT:.0%})"
-        reasons.append(Reason("INV-CPU", severity, text, "use more workers", stage, s.client_cpu_max_ratio, CPU_LIMIT))
+        params = {"cpu_ratio": s.client_cpu_max_ratio, "limit": CPU_LIMIT}
+        reasons.append(reason("INV-CPU", severity, "next.workers", stage=stage, value=s.client_cpu_max_ratio,
+                              limit=CPU_LIMIT, params=params))  # fmt: skip
     return reasons
 
 
@@ -252,11 +243,10 @@ def _plan_reasons(
     off = (planned - expected) / expected
     bound = 3 / math.sqrt(expected)
     if abs(off) > max(bound, RATE_LIMIT):
-        text = f"the plan itself has {planned} arrivals where {expected:.0f} were asked for ({off:+.1%})"
-        reasons.append(Reason("WARN-PLAN", "warn", text, "longer stages average this out", stage, off, bound))
+        params = {"planned": planned, "expected": expected, "off_ratio": off}
+        reasons.append(reason("WARN-PLAN", "warn", "next.plan", stage=stage, value=off, limit=bound, params=params))
     z = drift_z(sent, t0, t1)
     if abs(z) > DRIFT_Z and process == "poisson":
-        text = f"the arrival rate drifts within the window: its halves differ by {abs(z):.1f} standard deviations"
-        reasons.append(Reason("WARN-DRIFT", "warn", text, "look at the in-flight chart for a stalled sender",
-                              stage, z, DRIFT_Z))  # fmt: skip
+        reasons.append(reason("WARN-DRIFT", "warn", "next.drift", stage=stage, value=z, limit=DRIFT_Z,
+                              params={"z": abs(z)}))  # fmt: skip
     return reasons

@@ -15,11 +15,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
-from analysis.gates import amount, label, locate, where
+from analysis.gates import amount, besides, label, locate, where
+from analysis.reasons import left_out, reason, sentence
 from bench.records.analysis import ErrorGroup, Gate, Reason, StageAnalysis, Verdict
 from bench.records.request import LedgerProblem
+from bench.records.sentences import joined, render, said
 
 EXIT = {"PASS": 0, "FAIL": 1, "CHANNEL": 3, "INVALID": 4, "INTERRUPTED": 130}
 EXIT_PRIORITY = (2, 130, 3, 4, 1, 5, 0)  # when several hold, the first of these
@@ -31,12 +34,8 @@ FATAL_PROBLEMS = {
     "LED-012": "INV-LEDGER", "LED-013": "INV-LEDGER", "LED-018": "INV-SEED",
     "LED-021": "INV-LEDGER",
 }  # fmt: skip
-MISSED = {"<=": "above", "<": "not below", ">=": "below", ">": "not above"}
-NEXT_STEP = {
-    "INV-ROWS": "look in log.txt for lost workers or a full disk; run again",
-    "INV-LEDGER": "the ledger was changed or damaged after the run; use the original or run again",
-    "INV-SEED": "compare seeds in stages.csv; do not merge runs by hand",
-}
+MISSED = ("<=", "<", ">=", ">")
+NEXT_STEP = {"INV-ROWS": "next.rows", "INV-LEDGER": "next.ledger", "INV-SEED": "next.seed"}
 
 
 @dataclass(frozen=True)
@@ -68,26 +67,26 @@ def run_reasons(facts: Facts) -> list[Reason]:
     """Reasons that concern the whole run."""
     out: list[Reason] = []
     if facts.unfinished:
-        text = "the run has no end: its master died, or still runs; stages may be missing"
-        step = "look in log.txt for what ended it; `bench recover` puts rows together that workers kept; run again"
-        out.append(Reason("INV-UNFINISHED", "invalid", text, step))
+        out.append(reason("INV-UNFINISHED", "invalid", "next.unfinished"))
     for problem in facts.problems:
         reason_id = FATAL_PROBLEMS.get(problem.problem_id)
         if reason_id:
-            examples = f" ({', '.join(problem.examples[:3])})" if problem.examples else ""
-            out.append(Reason(reason_id, "invalid", f"{problem.problem_id}: {problem.message}{examples}",
-                              NEXT_STEP[reason_id], value=float(problem.rows), limit=0.0))  # fmt: skip
+            named = [str(x) for x in problem.examples[:3]]
+            params = {
+                "problem_id": problem.problem_id, "message": problem.message, "rows": problem.rows,
+                "examples": said("examples", items=joined("comma", named)) if named else said(""),
+            }  # fmt: skip
+            out.append(reason(reason_id, "invalid", NEXT_STEP[reason_id], value=float(problem.rows), limit=0.0,
+                              params=params))  # fmt: skip
     if facts.csv_check.get("present") and not facts.csv_check.get("ok"):
-        listed = "; ".join(facts.csv_check.get("mismatches", [])[:3])
-        out.append(Reason("INV-CSV", "invalid", f"Locust's CSV and the ledger disagree: {listed}",
-                          "requests or rows were lost on the way; look in log.txt for worker errors, run again",
-                          value=float(facts.csv_check.get("mismatch_count", 0)), limit=0.0))  # fmt: skip
+        listed = joined("semicolon", list(facts.csv_check.get("mismatches", [])[:3]))
+        out.append(reason("INV-CSV", "invalid", "next.csv", value=float(facts.csv_check.get("mismatch_count", 0)),
+                          limit=0.0, params={"listed": listed}))  # fmt: skip
     if facts.clock_bound_s is not None and facts.clock_bound_s > facts.clock_limit_s:
-        known = "not known" if math.isinf(facts.clock_bound_s) else f"known to {facts.clock_bound_s * 1e3:.1f} ms only"
-        out.append(Reason("INV-OFFSET", "invalid", f"the offset between worker and master clocks is {known} "
-                          f"(limit {facts.clock_limit_s * 1e3:.1f} ms)",
-                          "use a quieter network between master and workers, or one machine",
-                          value=facts.clock_bound_s, limit=facts.clock_limit_s))  # fmt: skip
+        bound = facts.clock_bound_s
+        known = said("offset.unknown") if math.isinf(bound) else said("offset.known", bound_ms=bound * 1e3)
+        out.append(reason("INV-OFFSET", "invalid", "next.offset", value=bound, limit=facts.clock_limit_s,
+                          params={"known": known, "limit_ms": facts.clock_limit_s * 1e3}))  # fmt: skip
     return out
 
 
@@ -106,12 +105,8 @@ def _channel_reason(facts: Facts) -> Reason | None:
     if reached == 0 or channel / reached < 0.9:
         return None
     top = max(silent, key=lambda g: g.count)
-    text = (
-        f"not one of {planned} arrivals was answered; {channel} failed in the channel, most with {top.code} "
-        f"({top.error_kind})"
-    )
-    return Reason("INV-CHANNEL", "invalid", text, "run `bench check`: it names the layer at fault and the fix",
-                  value=0.0, limit=1.0)  # fmt: skip
+    params = {"planned": planned, "failed": channel, "error_code": top.code, "error_kind": top.error_kind}
+    return reason("INV-CHANNEL", "invalid", "next.check", value=0.0, limit=1.0, params=params)
 
 
 def verdict(facts: Facts) -> Verdict:
@@ -137,27 +132,26 @@ def verdict(facts: Facts) -> Verdict:
         codes.append(EXIT["CHANNEL"])
     if facts.interrupted:
         codes.append(EXIT["INTERRUPTED"])
-        reasons.insert(0, Reason("INTERRUPTED", "warn", _interrupted_text(facts.stages), "run again to the end"))
+        reasons.insert(0, _interrupted_reason(facts.stages))
     if facts.stopped_by:
-        step = "later stages were not run; mend what the gate names, or take `abort` from the gate"
-        reasons.append(Reason("WARN-ABORT", "warn", f"the run was stopped early: {facts.stopped_by}", step))
-    return Verdict(status, exit_code(codes), _sentence(status, facts, failed, reasons), reasons, facts.interrupted)
+        reasons.append(reason("WARN-ABORT", "warn", "next.abort", params={"stopped_by": facts.stopped_by}))
+    first_line = _sentence(status, facts, failed, reasons)
+    return Verdict(status, exit_code(codes), render(first_line["code"], first_line["params"]), reasons,
+                   facts.interrupted, first_line["code"], first_line["params"])  # fmt: skip
 
 
-def _interrupted_text(stages: list[StageAnalysis]) -> str:
+def _interrupted_reason(stages: list[StageAnalysis]) -> Reason:
     """What an interrupted run lacks."""
     lost = sum(s.verdict == "EMPTY" for s in stages)
-    never = f"; {lost} of {len(stages)} stages have no measurement" if lost else ""
-    return f"the run was interrupted: what was planned after the stop was never due and is left out{never}"
+    never = said("interrupted.never", lost=lost, stages=len(stages)) if lost else said("")
+    return reason("INTERRUPTED", "warn", "next.again", params={"never": never})
 
 
 def _deciding_reasons(facts: Facts) -> list[Reason]:
     """Invalid reasons of the stages on which the target's gates rest."""
     measured = [s for s in facts.stages if s.verdict != "EMPTY"]
     if not measured:
-        return [Reason("INV-EMPTY", "invalid", "no stage has a single planned arrival in its window",
-                       "check stage duration against warm-up, and whether the run was stopped early",
-                       value=0.0, limit=1.0)]  # fmt: skip
+        return [reason("INV-EMPTY", "invalid", "next.empty", value=0.0, limit=1.0)]
     if facts.at == "run":
         silent = [r for s in measured if (r := _silence(s)) is not None]
         return silent + [r for s in measured for r in s.reasons if r.severity == "invalid"]
@@ -183,9 +177,9 @@ def _silence(stage: StageAnalysis) -> Reason | None:
     waited = stage.counts.get("timeout", 0)
     if stage.counts.get("ok", 0) or reached < 1 or waited < 0.9 * reached:
         return None
-    text = f"not one of {stage.planned} arrivals of {stage.name} was answered; {waited} were open at a time limit"
-    step = "run `bench check`; if answers take that long, raise sweep.drain_limit_sec and the timeouts of target"
-    return Reason("INV-CHANNEL", "invalid", text, step, stage.stage, 0.0, 1.0)
+    params = {"planned": stage.planned, "stage_name": stage.name, "waited": waited}
+    return reason("INV-CHANNEL.silent", "invalid", "next.check_limits", stage=stage.stage, value=0.0, limit=1.0,
+                  params=params)  # fmt: skip
 
 
 def _unmeasured(gates: list[Gate], facts: Facts) -> list[Reason]:
@@ -194,36 +188,45 @@ def _unmeasured(gates: list[Gate], facts: Facts) -> list[Reason]:
     for gate in gates:
         causes.setdefault((gate.at, gate.text), []).append(gate)
     rates = sorted({s.offered_qps for s in facts.stages if s.verdict != "EMPTY"})
-    ran = f"; measured rates: {', '.join(f'{r:g}' for r in rates)}" if rates and facts.at != "run" else ""
+    shown = rates and facts.at != "run"
+    ran = said("target.ran", rates=joined("comma", rates)) if shown else said("")
     out = []
-    for (at, text), members in causes.items():
-        names = " and ".join(label(g) for g in members)
-        verb = "is" if len(members) == 1 else "are"
+    for (at, _), members in causes.items():
         there = at == "target" and facts.target_qps is not None and locate(facts.stages, facts.target_qps).exact
-        step = "add the target rate to sweep.qps, or lengthen its stage"
+        step = "next.add_target"
         if facts.interrupted:
-            step = "run again to the end"
+            step = "next.again"
         elif at in ("run", "all", "max") or there:
-            step = "run longer stages (--stage-duration, sweep.stage_duration_sec): more arrivals decide it"
-        said = f"{names} {where(members[0], facts.target_qps)} {verb} not measured: {text}{ran}"
-        out.append(Reason("INV-TARGET", "invalid", said, step, limit=members[0].limit))
+            step = "next.more_arrivals"
+        first = members[0]
+        params = {
+            "names": joined("and", [label(g) for g in members]), "where": where(first, facts.target_qps),
+            "gate": {"code": first.code, "params": first.params}, "ran": ran,
+        }  # fmt: skip
+        code = "INV-TARGET" if len(members) == 1 else "INV-TARGET.many"
+        out.append(reason(code, "invalid", step, limit=first.limit, params=params))
     return out
 
 
 def _fail_reason(gate: Gate) -> Reason:
     """What was missed, by how much, and at which rate: `e2e p95 is 9.8 s at 5 requests/s, above 2 s`."""
-    place = where(gate, None) if gate.measured_qps is None else f"at {gate.measured_qps:g} requests/s"
+    place = said("miss.where", where=where(gate, None))
+    if gate.measured_qps is not None:
+        place = said("miss.place", offered_qps=gate.measured_qps)
     if gate.metric == "knee_qps":
-        place = ""
-    limit = "" if gate.limit is None else f", {MISSED.get(gate.operator, 'not')} {amount(gate, gate.limit)}"
-    found = "missed" if gate.measured is None else amount(gate, gate.measured, gate.limit)
-    text = f"{label(gate)} is {found} {place}".rstrip() + limit
+        place = said("")
+    limit = said("")
+    if gate.limit is not None:
+        operator = f"miss.limit.{gate.operator}" if gate.operator in MISSED else "miss.limit"
+        limit = said(operator, limit=amount(gate, gate.limit))
     # "measured at 20 requests/s" says nothing that the text has not said
-    note = gate.text.removeprefix(f"measured at {gate.measured_qps:g} requests/s") if gate.measured_qps else gate.text
-    if note.lstrip("; "):
-        text += "; " + note.lstrip("; ")
-    return Reason("SLO-MISS", "fail", text, "see the binding clause of that stage and the capacity section",
-                  value=gate.measured, limit=gate.limit)  # fmt: skip
+    more = besides({"code": gate.code, "params": gate.params}, gate.measured_qps)
+    params = {
+        "label": label(gate), "place": place, "limit": limit,
+        "found": said("miss.missed") if gate.measured is None else amount(gate, gate.measured, gate.limit),
+        "note": said("") if more is None else said("miss.note", note=more),
+    }  # fmt: skip
+    return reason("SLO-MISS", "fail", "next.binding_clause", value=gate.measured, limit=gate.limit, params=params)
 
 
 def _warnings(facts: Facts) -> list[Reason]:
@@ -242,49 +245,46 @@ def _warnings(facts: Facts) -> list[Reason]:
             continue
         first = next((r for r in stage.reasons if r.severity == "invalid"), None)
         if first:
-            out.append(Reason(first.reason_id, "warn", f"{stage.name} is INVALID and left out: {first.text}",
-                              first.next_step, stage.stage, first.value, first.limit))  # fmt: skip
+            out.append(left_out(first, stage.name))
     if place and place.exact and any(s.verdict == "UNDECIDED" for s in place.exact):
         for r in (r for s in place.exact for r in s.reasons if r.reason_id == "WARN-UNDECIDED"):
-            out.append(Reason(r.reason_id, "warn", r.text, r.next_step, r.stage, r.value, r.limit))
+            out.append(replace(r, severity="warn"))
     for problem in facts.problems:
         if problem.problem_id not in FATAL_PROBLEMS:
-            out.append(
-                Reason(problem.problem_id, "warn", problem.message, "see docs/verdicts.md", value=float(problem.rows))
-            )
+            made = reason("LED", "warn", "next.verdicts", value=float(problem.rows),
+                          params={"problem_id": problem.problem_id, "message": problem.message, "rows": problem.rows})
+            out.append(replace(made, reason_id=problem.problem_id))
     return out
 
 
-def _sentence(status: str, facts: Facts, failed: list[Gate], reasons: list[Reason]) -> str:
-    stopped = "INTERRUPTED. " if facts.interrupted else ""
+def _sentence(status: str, facts: Facts, failed: list[Gate], reasons: list[Reason]) -> dict[str, Any]:
+    stopped = said("verdict.stopped") if facts.interrupted else said("")
     if status == "PASS":
         undecided = any(r.reason_id == "WARN-UNDECIDED" for r in reasons)
-        note = " (not decided by the number of arrivals)" if undecided else ""
         rate, rest = _held_where(facts)
-        return f"{stopped}The SLO holds {rate}{note}{rest}."
+        note = said("verdict.undecided") if undecided else said("")
+        return said("verdict.PASS", stopped=stopped, where=rate, note=note, rest=rest)
     if status == "FAIL":
-        return f"{stopped}The SLO does not hold: {_fail_reason(failed[0]).text}."
+        return said("verdict.FAIL", stopped=stopped, reason=sentence(_fail_reason(failed[0])))
     first = next(r for r in reasons if r.severity == "invalid")
-    if first.reason_id == "INV-TARGET":
-        return f"{stopped}The SLO is not judged: {first.text}."
-    return f"{stopped}The measurement is not to be trusted: {first.text}."
+    code = "verdict.INVALID.target" if first.reason_id == "INV-TARGET" else "verdict.INVALID"
+    return said(code, stopped=stopped, reason=sentence(first))
 
 
-def _held_where(facts: Facts) -> tuple[str, str]:
+def _held_where(facts: Facts) -> tuple[dict[str, Any], dict[str, Any]]:
     """The rate at which the SLO was found to hold, and what to know when the target itself was not measured."""
     if facts.at == "run":
-        return "over the whole run", ""
+        return said("verdict.run"), said("")
     rate = facts.target_qps
     if rate is None:
-        return "where its gates ask for it", ""
+        return said("verdict.gates"), said("")
+    here = said("verdict.at", offered_qps=rate)
     if facts.target_of_config is not None:
-        rest = f", the rate of this run; the target of {facts.target_of_config:g} was not measured"
-        return f"at {rate:g} requests/s", rest
+        return here, said("verdict.own_rate", target_qps=facts.target_of_config)
     place = locate(facts.stages, rate)
     if place.exact or not place.above:
-        return f"at {rate:g} requests/s", ""
+        return here, said("")
     above = place.above[0].offered_qps
     if not place.below:
-        return f"at {above:g} requests/s", f", and so at the target of {rate:g}, which was not measured"
-    sides = f" by the stages at {place.below[0].offered_qps:g} and {above:g}; the target itself was not measured"
-    return f"at {rate:g} requests/s", sides
+        return said("verdict.at", offered_qps=above), said("verdict.above", target_qps=rate)
+    return here, said("verdict.between", low_qps=place.below[0].offered_qps, high_qps=above)

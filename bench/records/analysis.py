@@ -35,6 +35,11 @@ class Reason:
     stage: int | None = None
     value: float | None = None
     limit: float | None = None
+    # the same sentences for a catalogue in any language (bench/records/sentences.py)
+    code: str = ""
+    params: dict[str, Any] = field(default_factory=dict)
+    next_code: str = ""
+    next_params: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -62,6 +67,8 @@ class Percentiles:
     maximum: float | None = None
     # percentile name -> why it is not to be read as a number (too few samples)
     withheld: dict[str, str] = field(default_factory=dict)
+    # the same as {"code", "params"}
+    withheld_said: dict[str, dict[str, Any]] = field(default_factory=dict)
     p95_low: float | None = None
     p95_high: float | None = None
     interval_method: str = ""
@@ -87,6 +94,8 @@ class Little:
     gauge_samples: int = 0
     ok: bool | None = None
     note: str = ""
+    code: str = ""  # of the note
+    params: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -173,6 +182,8 @@ class Capacity:
     p95_crossing_low_qps: float | None = None
     p95_crossing_high_qps: float | None = None
     p95_crossing_kind: str = "none"  # as knee_kind
+    code: str = ""  # of the sentence
+    params: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -191,6 +202,8 @@ class Gate:
     severity: str  # "fail" | "warn"
     text: str = ""
     measured_qps: float | None = None  # the rate that `measured` belongs to; None: no single rate
+    code: str = ""  # of the text
+    params: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -216,6 +229,8 @@ class Verdict:
     sentence: str
     reasons: list[Reason] = field(default_factory=list)
     interrupted: bool = False
+    code: str = ""  # of the sentence
+    params: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
