@@ -107,6 +107,15 @@ class Door:
         self.committed += request.promised
         self.by_tenant[request.tenant] = self.by_tenant.get(request.tenant, 0) + request.promised
 
+    def learn_from(self, other: Door) -> None:
+        """Go on with what another door learnt (an empty one takes the place of one in use)."""
+        self.mean_output, self.relief = other.mean_output, other.relief
+        self._recent, self._ordered = other._recent, other._ordered
+        for name, bucket in self.buckets.items():
+            if name in other.buckets and other.buckets[name].rate_qps == bucket.rate_qps:
+                self.buckets[name] = other.buckets[name]
+        self._set_limit()
+
     def leave(self, request: Request) -> None:
         """Forget the promise of a request that ended."""
         self.committed -= request.promised

@@ -5,7 +5,8 @@ Does not: decide, or cost anything when no journal is attached (`Core.journal` i
 
 An entry has `at_s` (the driver's clock), `replica`, `request_id`, `event`, `rule` (which rule decided), `text` (one
 line with the numbers) and `numbers`. Events: accepted, refused, revoked, scheduled, swapped_in, preempted,
-first_token, finished, aborted. `revoked`: an acceptance taken back while nothing had been computed for the request.
+preemption_revoked, first_token, finished, aborted. `revoked`: an acceptance taken back while nothing had been computed
+for the request; `preemption_revoked`: a preemption taken back while its tokens were still in memory.
 """
 from __future__ import annotations
 
@@ -92,6 +93,14 @@ class Journal:
                    context_tokens=context, generated=request.generated, max_tokens=request.max_tokens,
                    blocks=request.blocks, preemptions_before=request.preemptions, place=index + 1,
                    running=len(core.running) + 1)
+
+    def preemption_revoked(self, core: Core, request: Request, lost: int, why: str, now_s: float) -> None:
+        """A preemption was taken back; `core.running` holds the request again."""
+        left = f"{lost} of its tokens were overwritten and are computed again" if lost else "none of its tokens were lost"
+        self._note(now_s, request, "preemption_revoked", "costs nothing yet",
+                   f"{why}: {request.blocks} KV blocks are its own again, {left}; {core.pool.free} stay free",
+                   why=why, blocks=request.blocks, lost_tokens=lost, context_tokens=request.computed + lost,
+                   free_blocks=core.pool.free, running=len(core.running))
 
     def first_token(self, core: Core, request: Request, now_s: float) -> None:
         """Its first token came."""

@@ -59,6 +59,10 @@ class FifoPolicy:
         """Take a request out wherever it stands."""
         self._queue.remove(view)
 
+    def withdraw(self, view: View) -> None:
+        """Take out a preempted request that will enter again: nothing of it may stay behind."""
+        self.remove(view)
+
     def stable_until(self, now_s: float) -> float:
         """A moment before which the head stays the same if nothing is entered."""
         return math.inf
@@ -118,6 +122,10 @@ class KeyPolicy(FifoPolicy):
             heapq.heapify(self._heap)
             self._gone.clear()
 
+    def withdraw(self, view: View) -> None:
+        self._heap = [item for item in self._heap if item[3] is not view]
+        heapq.heapify(self._heap)
+
     def victim(self, running: Sequence[View], now_s: float) -> int:
         keys = [(self._key(view), view.arrival_s, i) for i, view in enumerate(running)]
         return max(keys)[2]
@@ -150,6 +158,10 @@ class SlackPolicy(KeyPolicy):
         yield from super().__iter__()
         yield from self._late
 
+    def push(self, view: View, now_s: float) -> None:
+        self.peek(now_s)  # who is late by now goes back before a new one that is late at once, however steps fall
+        super().push(view, now_s)
+
     def peek(self, now_s: float) -> View | None:
         head = super().peek(now_s)
         if self._hopeless != "keep":
@@ -175,6 +187,12 @@ class SlackPolicy(KeyPolicy):
             self._late.remove(view)
         except ValueError:
             super().remove(view)
+
+    def withdraw(self, view: View) -> None:
+        if view in self._late:
+            self._late.remove(view)
+        else:
+            super().withdraw(view)
 
     def stable_until(self, now_s: float) -> float:
         if self._hopeless == "keep" or not self._heap:

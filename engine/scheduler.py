@@ -20,8 +20,7 @@ from __future__ import annotations
 import math
 
 from control.admission import Load
-from control.preemption import cheaper_mode
-from engine import styles
+from engine import handover, preempting, styles
 from engine.admission import Door
 from engine.blocks import BlockPool
 from engine.group import DecodeGroup
@@ -40,11 +39,8 @@ class Core:
 
     def __init__(self, config: EngineConfig, seed: int | None = None, *, grouped: bool = False) -> None:
         """`grouped`: advance decoding requests as one (faster; their counters are right only when they end)."""
-        self.config = config
         self.pool = BlockPool(config.usable_blocks, config.block_size, config.prefix_caching)
         self.times = StepTimes(config, config.seed if seed is None else seed)
-        self.policy = make_policy(config)
-        self.door = Door(config)
         self.running: list[Request] = []
         self.swapped: list[Request] = []
         self.by_id: dict[str, Request] = {}  # every live request
@@ -54,23 +50,42 @@ class Core:
         self.service_s = 0.0  # moving mean of done - scheduled
         self.counters = Counters()
         self.dropped: list[Request] = []  # given up by the policy; the driver empties it after each plan()
-        self.cap = config.active_cap
         self.journal: Journal | None = None  # told every decision with its numbers, when somebody listens
-        self.limited = config.admission is not None or bool(self.door.buckets)  # decisions depend on the moment
-        self._fifo = config.policy == "fcfs"
-        self._charges = config.policy == "fair"
-        self._mlfq = self.policy if isinstance(self.policy, MlfqPolicy) else None
-        self.preemptive = self.policy.preemptive
-        self._sheds = isinstance(self.policy, SlackPolicy) and config.hopeless == "shed"
-        self._watermark = int(config.watermark * config.usable_blocks)
-        self._style = styles.make_style(self)
+        self.group: DecodeGroup | None = None
         self._orders = 0
-        simple = config.style != "sglang" and config.policy not in ("mlfq", "fair")
-        self.group = DecodeGroup(config.block_size) if (
-            grouped and simple and not config.long_prefill_token_threshold) else None
         self._plan: StepPlan | None = None
         self._plan_end = 0.0
         self._aborting: list[Request] = []
+        self._next_config: EngineConfig | None = None
+        self._grouped = grouped
+        self.set_rules(config)
+        self._style = styles.make_style(self)
+
+    def set_rules(self, config: EngineConfig) -> None:
+        """An empty queue, a door and the flags of a config; what is inside is moved by engine/handover.py."""
+        self.config = config
+        self.policy = make_policy(config)
+        self.door = Door(config)
+        self.cap = config.active_cap
+        self.limited = config.admission is not None or bool(self.door.buckets)  # decisions depend on the moment
+        self._fifo = config.policy == "fcfs"
+        self._charges = config.policy == "fair"
+        self.mlfq = self.policy if isinstance(self.policy, MlfqPolicy) else None
+        self.preemptive = self.policy.preemptive
+        self.revokes = config.revokes
+        self._sheds = isinstance(self.policy, SlackPolicy) and config.hopeless == "shed"
+        self._watermark = int(config.watermark * config.usable_blocks)
+        simple = config.style != "sglang" and config.policy not in ("mlfq", "fair")
+        self.group = DecodeGroup(config.block_size) if (
+            self._grouped and simple and not config.long_prefill_token_threshold) else None
+
+    def adopt(self, config: EngineConfig, now_s: float) -> None:
+        """Go on under other rules (scheduler and admission settings), from the next step on at the latest."""
+        handover.check(self.config, config)
+        if self._plan is not None:
+            self._next_config = config
+        else:
+            handover.adopt(self, config, now_s)
 
     # -- arrivals and departures -------------------------------------------------------------------------------
 
@@ -178,18 +193,22 @@ class Core:
         """The next step, or None when nothing can be computed now. Requests given up are put in `dropped`."""
         if self._plan is not None:
             raise RuntimeError("plan() was called while a step is in flight; commit() it first")
+        if self._next_config is not None:
+            config, self._next_config = self._next_config, None
+            handover.adopt(self, config, now_s)
         plan = StepPlan(self.times.index)
         while self.by_id:
-            if self._mlfq is not None:
-                self._give_way(plan, now_s)
-            before = len(plan.preempted)
+            if self.mlfq is not None:
+                preempting.give_way(self, plan, now_s)
+            before = plan.taken_out
             self._style.fill(plan, now_s)
             if self._sheds:
                 self._drop(now_s)
-            if plan.decode or plan.prefill or len(plan.preempted) == before:
+            if plan.decode or plan.prefill or plan.taken_out == before:
                 break
             # A step that only preempted takes no time: the next one follows at once, over fewer sequences.
         if not plan.decode and not plan.prefill:
+            preempting.settle(self, plan)
             return None
         plan.tokens = len(plan.decode)
         plan.kv_tokens = self.group.kv if plan.grouped else sum([r.computed for r in plan.decode])  # type: ignore[union-attr]
@@ -219,65 +238,6 @@ class Core:
             if self.journal is not None:
                 self.journal.revoked(self, request, now_s)
 
-    def _give_way(self, plan: StepPlan, now_s: float) -> None:
-        """mlfq: running requests that used their quantum sink, and make room for better levels that wait."""
-        assert self._mlfq is not None
-        sunk = [r for r in self.running if r.generated and self._mlfq.sink(r.refresh())]
-        for request in sorted(sunk, key=lambda r: -r.view.level):  # type: ignore[union-attr]
-            head = self.policy.peek(now_s)
-            if head is None or plan.stop == "empty" or len(plan.preempted) >= len(self.policy):
-                return
-            if head.level < request.view.level:  # type: ignore[union-attr]
-                self.preempt(self.running.index(request), plan, now_s)
-
-    def preempt(self, index: int, plan: StepPlan, now_s: float) -> Request:
-        """Take the running request at `index` out of memory: to the host if the mode and the room allow, else drop."""
-        request = self.running.pop(index)
-        config = self.config
-        if plan.decode or plan.prefill:
-            styles.unschedule(plan, request)
-        blocks = request.blocks
-        mode = config.preemption_mode
-        if mode == "auto":
-            mode = cheaper_mode(request.computed, 0, styles.machine(config))
-        swaps = mode == "swap" and 0 < blocks <= self.swap_free
-        if self.journal is not None:
-            self.journal.preempted(self, request, index, mode, swaps, now_s)
-        if self._mlfq is None:  # mlfq preempts by choice, the others because memory ran out
-            self.door.preempted()
-        if swaps:
-            request.state = SWAPPED
-            request.swap_blocks = blocks
-            self.swap_free -= blocks
-            self.counters.swaps += 1
-            self._copy(request, plan, now_s)
-            self.swapped.insert(0, request)
-        else:
-            self.started -= request.promised
-            self.owe(request, request.num_tokens)
-            request.state = WAITING
-            request.computed = 0
-        if blocks:
-            self.pool.release(request)
-        request.preemptions += 1
-        if request.state == WAITING:
-            self.policy.push_back(request.refresh(), now_s)
-        self.counters.preemptions += 1
-        plan.preempted.append(request)
-        return request
-
-    def _copy(self, request: Request, plan: StepPlan, now_s: float) -> None:
-        """Pay for one copy between device and host: by the step, or by the request alone when asynchronous."""
-        profile = self.config.profile
-        seconds = profile.transfer_fixed_s + request.computed * profile.kv_bytes_per_token / (profile.pcie_gb_s * 1e9)
-        seconds *= self.config.time_scale
-        if profile.swap_async:
-            request.ready_s = now_s + 2 * seconds  # out now, in when needed
-        elif request.state == SWAPPED:
-            plan.swap_s += seconds  # out
-        else:
-            plan.swap_s += seconds  # in
-
     def admit(self, request: Request, plan: StepPlan, now_s: float) -> None:
         """Note that a request joins the running ones with this step."""
         if self.journal is not None:
@@ -287,7 +247,7 @@ class Core:
             request.swap_blocks = 0
             request.state = RUNNING
             if not self.config.profile.swap_async:
-                self._copy(request, plan, now_s)
+                preempting.copy(self, request, plan, now_s)
         else:
             request.state = RUNNING
             self.started += request.promised
@@ -306,6 +266,8 @@ class Core:
         self.times.advance(plan.steps)
         result = StepResult()
         result.preempted = plan.preempted
+        if plan.victims:
+            preempting.intact(self, plan)
         if self._aborting:
             self._commit_aborts(plan, result, now_s)
         finished, steps = result.finished, plan.steps
@@ -341,6 +303,8 @@ class Core:
             self.running = [r for r in self.running if r.state == RUNNING]
             if plan.grouped:
                 self.group.drop_ended()  # type: ignore[union-attr]
+        if plan.victims:
+            preempting.revoke_after(self, plan, now_s)
         self._style.after(plan, result)
         return result
 
@@ -372,7 +336,7 @@ class Core:
         for request in self._aborting:
             if request.state != RUNNING:
                 continue
-            styles.unschedule(plan, request)
+            preempting.unschedule(plan, request)
             self.running.remove(request)
             self._leave(request, ABORTED, now_s)
             self.counters.aborted += 1
@@ -402,10 +366,10 @@ class Core:
             return end
         horizon = next_event_s
         blocked = plan.stop == "blocked" and self._fifo
-        full = plan.stop == "full" and self._mlfq is None
+        full = plan.stop == "full" and self.mlfq is None
         if not (full or blocked) or self.limited:
             horizon = min(horizon, next_arrival_s)
-        if self._sheds or plan.stop == "blocked" or self._mlfq is not None:
+        if self._sheds or plan.stop == "blocked" or self.mlfq is not None:
             horizon = min(horizon, self.policy.stable_until(now_s))
         if self.swapped:
             horizon = min(horizon, self.wake_s(now_s))

@@ -81,6 +81,7 @@ class EngineConfig:
     default_class: ClassSpec = ClassSpec()
     classes: dict[str, ClassSpec] = field(default_factory=dict)
     tenants: dict[str, TenantSpec] = field(default_factory=dict)
+    revoke: bool | None = None  # take preemptions back while they cost nothing; None: with slack_aware
     prediction_sigma: float = 0.5  # spread of ln(predicted / true output) for policy sjf
 
     def __post_init__(self) -> None:
@@ -110,6 +111,12 @@ class EngineConfig:
     def swap_blocks(self) -> int:
         """Blocks of the host pool: GB / (block_size x bytes per token)."""
         return int(self.swap_space_gb * 1e9 // (self.block_size * max(1, self.profile.kv_bytes_per_token)))
+
+    @property
+    def revokes(self) -> bool:
+        """Whether preemptions are taken back while they cost nothing; mlfq preempts by choice, not for memory."""
+        wanted = self.policy == "slack_aware" if self.revoke is None else self.revoke
+        return wanted and self.policy != "mlfq"
 
     def spec(self, request_class: str) -> ClassSpec:
         """Deadlines and priority of a class; unknown and empty names get the defaults."""

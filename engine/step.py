@@ -28,11 +28,25 @@ class Reject:
 ADMIT = Admit()
 
 
+@dataclass(slots=True, eq=False)
+class Victim:
+    """A request that a plan preempts, and what it held: enough to take the decision back (engine/preempting.py)."""
+
+    request: Request
+    computed: int
+    blocks: int
+    shared: int  # of the blocks: those of the prefix cache
+    ready_s: float
+    copy_s: float = 0.0  # what the step pays for the copy to the host
+    intact: int = 0  # of its own blocks: those that nobody wrote into
+    swapped: bool = False
+
+
 class StepPlan:
     """One step, or `steps` equal ones in pure decode: what is computed."""
 
-    __slots__ = ("index", "decode", "prefill", "tokens", "kv_tokens", "swap_s", "preempted", "admitted", "steps",
-                 "stop", "duration_s", "grouped")
+    __slots__ = ("index", "decode", "prefill", "tokens", "kv_tokens", "swap_s", "preempted", "taken_out", "victims",
+                 "asker", "admitted", "steps", "stop", "duration_s", "grouped")
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -42,6 +56,9 @@ class StepPlan:
         self.kv_tokens = 0
         self.swap_s = 0.0  # synchronous copies that the step waits for
         self.preempted: list[Request] = []
+        self.taken_out = 0  # preemptions, also those that were revoked
+        self.victims: list[Victim] = []  # preemptions that can still be revoked
+        self.asker: Request | None = None  # asked for memory and was the victim itself
         self.admitted: list[Request] = []
         self.steps = 1
         self.stop = ""  # why admission ended: empty | full | blocked | budget | preempted | swapped
@@ -70,8 +87,9 @@ class Counters:
     finished: int = 0
     rejected: int = 0
     aborted: int = 0
-    preemptions: int = 0
+    preemptions: int = 0  # that stood
     swaps: int = 0
+    revoked: int = 0  # preemptions taken back before they cost anything
     prompt_tokens: int = 0  # of requests that emitted their first token
     generated_tokens: int = 0
     computed_tokens: int = 0

@@ -14,32 +14,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from control.preemption import VictimRule
+from engine import preempting
+from engine.preempting import unschedule
 from engine.request import Request
-from engine.settings import EngineConfig
 
 if TYPE_CHECKING:
     from engine.scheduler import Core, StepPlan, StepResult
-
-
-def unschedule(plan: StepPlan, request: Request) -> int:
-    """Take a request out of a plan; the tokens that this gives back."""
-    for i, other in enumerate(plan.decode):
-        if other is request:
-            del plan.decode[i]
-            return 1
-    for i, (other, count) in enumerate(plan.prefill):
-        if other is request:
-            del plan.prefill[i]
-            return count
-    return 0
-
-
-def machine(config: EngineConfig) -> VictimRule:
-    """The costs of preemption on the configured hardware."""
-    profile = config.profile
-    return VictimRule(1.0 / profile.prefill_tps, profile.attention_s, profile.kv_bytes_per_token,
-                      profile.pcie_gb_s * 1e9, profile.transfer_fixed_s, True)
 
 
 class MixedStyle:
@@ -52,12 +32,14 @@ class MixedStyle:
 
     def fill(self, plan: StepPlan, now_s: float) -> None:
         """Choose the step: running requests, then swapped, then waiting ones."""
-        before = len(plan.preempted)
+        before = plan.taken_out
         budget = self._run_group(plan)
         if budget < 0:
             budget = self._run(plan, now_s)
-        if len(plan.preempted) > before:
+        if plan.taken_out > before:
             plan.stop = "preempted"
+            if plan.victims:
+                self._bring_back(plan, budget, now_s)
         else:
             self._enter(plan, now_s, budget)
 
@@ -156,6 +138,7 @@ class MixedStyle:
             gone = running[victim]
             budget += self._preempt(victim, plan, now_s)
             if gone is request:
+                plan.asker = gone
                 return budget
             if victim < i:
                 i -= 1
@@ -165,8 +148,24 @@ class MixedStyle:
         """Preempt a running request; the tokens that it had in this step."""
         core = self.core
         given_back = unschedule(plan, core.running[index])
-        core.preempt(index, plan, now_s)
+        preempting.preempt(core, index, plan, now_s)
         return given_back
+
+    def _bring_back(self, plan: StepPlan, budget: int, now_s: float) -> None:
+        """Revoke the preemptions that turned out to be needless; who comes back takes part in the step if it can."""
+        core = self.core
+        for request in preempting.revoke_planned(core, plan, now_s):
+            count = min(request.num_tokens - request.computed, budget)
+            short = request.computed + count - request.room
+            extra = -(-short // core.config.block_size) if short > 0 else 0
+            if count <= 0 or extra > core.pool.free:
+                continue
+            core.pool.take(request, extra)
+            if count == 1 and request.generated:
+                plan.decode.append(request)
+            else:
+                plan.prefill.append((request, count))
+            budget -= count
 
     def _victim(self, now_s: float) -> int:
         core = self.core
@@ -259,7 +258,7 @@ class MixedStyle:
     def jump(self, plan: StepPlan, now_s: float) -> int:
         """Steps that can follow without a new decision: 1 = none beyond this one."""
         core = self.core
-        if plan.prefill or plan.preempted or plan.swap_s or plan.admitted or len(plan.decode) != len(core.running):
+        if plan.prefill or plan.taken_out or plan.swap_s or plan.admitted or len(plan.decode) != len(core.running):
             return 1
         stop = plan.stop
         if stop == "blocked":
@@ -278,7 +277,7 @@ class MixedStyle:
         decode = plan.decode
         group = core.group if plan.grouped else None
         steps = group.next_end() if group is not None else min([r.target - r.generated for r in decode])
-        if core._mlfq is not None:
+        if core.mlfq is not None:
             steps = min(steps, min([_to_quantum(core, r) for r in decode]))
         size, free = core.config.block_size, core.pool.free
         if len(decode) * (steps // size + 1) <= free:
@@ -304,10 +303,10 @@ class MixedStyle:
 def _to_quantum(core: Core, request: Request) -> int:
     """Steps until an mlfq level is used up."""
     view = request.view
-    assert view is not None and core._mlfq is not None
-    if view.level == core._mlfq.LEVELS - 1:
+    assert view is not None and core.mlfq is not None
+    if view.level == core.mlfq.LEVELS - 1:
         return 1 << 40
-    return max(1, core._mlfq.quantum(view.level) - (request.generated - view.level_start))
+    return max(1, core.mlfq.quantum(view.level) - (request.generated - view.level_start))
 
 
 class SglangStyle(MixedStyle):
@@ -363,7 +362,7 @@ class SglangStyle(MixedStyle):
                 break
             # Fewest generated tokens first, ties the longest prompt, then the last started.
             order = [(r.generated, -r.prompt_tokens, -i) for i, r in enumerate(core.running)]
-            core.preempt(-min(order)[2], plan, now_s)
+            preempting.preempt(core, -min(order)[2], plan, now_s)
             retracted = True
         if retracted:
             done = sum([r.generated for r in core.running])
@@ -375,8 +374,8 @@ class SglangStyle(MixedStyle):
         plan.decode.extend([r for r in core.running if r.computed < r.room])
 
     def jump(self, plan: StepPlan, now_s: float) -> int:
-        if plan.stop == "blocked" and self.ratio > self.LEAST_RATIO:
-            return 1  # the reserve falls with each step, so the head may fit soon
+        if plan.stop == "blocked":
+            return 1  # the reserve falls with each token, the free blocks only now and then: the head may fit soon
         return super().jump(plan, now_s)
 
     def after(self, plan: StepPlan, result: StepResult) -> None:

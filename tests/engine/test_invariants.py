@@ -75,6 +75,7 @@ def cases(draw, **fixed):
         "max_num_batched_tokens": pick(8, 16, 48) if chunked else 80, "max_model_len": length,
         "watermark": pick(0.0, 0.1), "prefix_caching": pick(False, True), "noise_cv": pick(0.0, 0.1),
         "hopeless": pick("demote", "shed", "keep"), "seed": draw(st.integers(0, 2**32)),
+        "revoke": pick(None, True, False),
         "admission": pick(None, None, AdmissionSpec(reject=False), AdmissionSpec(),
                           AdmissionSpec(0.5, 4.0, max_queued_requests=3)),
         "classes": CLASSES, "default_class": CLASSES[""],
