@@ -91,7 +91,7 @@ def decision(requests: int) -> dict[str, float]:
 def gray_load(seed: int, qps: float, config: Any) -> Traffic:
     """2,000 arrivals for two replicas."""
     load = build_plan(config, "single", qps=[2 * qps], duration_s=2000 / (2 * qps) * 1.3, seed=seed)
-    return traffic_of(build_schedule(load, load.stages[0]), config, NAMES, seed, GRAY.requests)
+    return traffic_of(load, build_schedule(load, load.stages[0]), config, NAMES, seed, GRAY.requests)
 
 
 def rolled_back(old: EngineConfig, new: EngineConfig, traffic: Traffic, seed: int) -> int:

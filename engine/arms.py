@@ -16,9 +16,11 @@ from typing import Any
 
 import numpy as np
 
+from bench.workload.plan import Plan
 from bench.workload.schedule import Schedule
 from control.rollout import Sample
 from engine import virtual
+from engine.lengths import arrival_key
 from engine.request import Request, sample_tokens
 from engine.settings import EngineConfig
 from engine.virtual import Outcomes, Patience, drive
@@ -46,7 +48,7 @@ class Traffic:
         return len(self.arrival_s)
 
 
-def traffic_of(schedule: Schedule, config: Any, names: Sequence[str], seed: int, limit: int) -> Traffic:
+def traffic_of(plan: Plan, schedule: Schedule, config: Any, names: Sequence[str], seed: int, limit: int) -> Traffic:
     """The first `limit` arrivals of a schedule; tenants are drawn evenly when the plan has none."""
     n = min(limit, len(schedule))
     limits = schedule.max_tokens[:n]
@@ -54,8 +56,9 @@ def traffic_of(schedule: Schedule, config: Any, names: Sequence[str], seed: int,
         outputs = limits
     else:
         load = config.loadgen
-        outputs = np.array([sample_tokens(int(k), load.output_len_mu, load.output_len_sigma, int(m))
-                            for k, m in zip(schedule.prompt_seed[:n], limits, strict=True)])
+        key = arrival_key(plan, schedule, config.engine.seed)
+        outputs = np.array([sample_tokens(key(i), load.output_len_mu, load.output_len_sigma, m)
+                            for i, m in enumerate(limits.tolist())])
     tenant = schedule.tenant[:n]
     if len(names) > 1 and not config.tenants:
         tenant = np.random.default_rng([0x54454E, seed]).integers(0, len(names), n)

@@ -12,11 +12,12 @@ the HTTP chunk size of a one-token frame is constant for a request and everythin
 """
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
+
+from engine.lengths import text_digest
 
 # 64 words of six bytes with the leading space that tokenizers put before a word.
 _SYLLABLES = ("ba", "de", "fi", "go", "hu", "ka", "lo", "mi")
@@ -105,9 +106,8 @@ def parse_call(body: bytes, *, chat: bool) -> Call:
     tenant = _typed(data, "tenant", str, None) or _typed(data, "user", str, None)
     return Call(
         chat=chat, model=model, prompt_tokens=counted, text=text,
-        digest=hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), max_tokens=max_tokens,
-        min_tokens=min_tokens, ignore_eos=ignore_eos, stream=stream, include_usage=include_usage,
-        priority=_typed(data, "priority", int, None), tenant=tenant,
+        digest=text_digest(text), max_tokens=max_tokens, min_tokens=min_tokens, ignore_eos=ignore_eos,
+        stream=stream, include_usage=include_usage, priority=_typed(data, "priority", int, None), tenant=tenant,
         request_class=_typed(data, "request_class", str, None))
 
 

@@ -15,7 +15,8 @@ from engine.http_api import Call
 from engine.http_driver import Lateness, RealTimeDriver
 from engine.http_stream import Stream
 from engine.metrics import EngineMetrics
-from engine.request import Request, mix64, predict_tokens, sample_tokens
+from engine.lengths import length_key
+from engine.request import Request, predict_tokens, sample_tokens
 from engine.router import Router
 from engine.scheduler import Core, Reject
 from engine.settings import EngineConfig
@@ -29,7 +30,6 @@ class Fleet:
         self.config = config
         self.on_end: Callable[[Stream, dict[str, Any]], None] = lambda stream, record: None
         self._mu, self._sigma = output_mu, output_sigma
-        self._salt = mix64(config.seed)
         self.metrics = [EngineMetrics(config.max_model_len) for _ in range(config.replicas)]
         self.drivers = [RealTimeDriver(Core(config, lane_seed(config.seed, index)), self._sink, self._dropped)
                         for index in range(config.replicas)]
@@ -66,7 +66,7 @@ class Fleet:
     def _request(self, stream: Stream) -> Request:
         """The core's view of a call."""
         call = stream.call
-        key = mix64(int.from_bytes(call.digest, "little") ^ self._salt)
+        key = length_key(call.digest, self.config.seed)
         if call.ignore_eos:
             output = stream.max_tokens
         else:

@@ -96,7 +96,7 @@ class Journal:
 
     def preemption_revoked(self, core: Core, request: Request, lost: int, why: str, now_s: float) -> None:
         """A preemption was taken back; `core.running` holds the request again."""
-        left = f"{lost} of its tokens were overwritten and are computed again" if lost else "none of its tokens were lost"
+        left = f"{lost} of its tokens were overwritten and are computed again" if lost else "none of its tokens is lost"
         self._note(now_s, request, "preemption_revoked", "costs nothing yet",
                    f"{why}: {request.blocks} KV blocks are its own again, {left}; {core.pool.free} stay free",
                    why=why, blocks=request.blocks, lost_tokens=lost, context_tokens=request.computed + lost,

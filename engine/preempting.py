@@ -1,7 +1,7 @@
 """Taking running requests out of memory, and taking that back while it has cost nothing.
 
 Input: a core, its plan, the place of the victim. Output: queues, pool and plan, changed.
-Does not: choose the victim (engine/policies.py, control/preemption.py) or decide when memory is short (engine/styles.py).
+Does not: choose the victim (engine/policies.py, control/preemption.py), or see when memory is short (engine/styles.py).
 
 A victim's blocks are free from the plan on, but its tokens stay in them until somebody writes there: during the step
 only those blocks are lost that others took. So a preemption can be revoked

@@ -24,6 +24,7 @@ from bench.workload.schedule import Schedule, build_schedule
 from engine import virtual
 from engine.blocks import block_names
 from engine.journal import Entry
+from engine.lengths import arrival_key
 from engine.request import Request, mix64, predict_tokens, sample_tokens
 from engine.rerun import Load, Rerun
 from engine.settings import EngineConfig
@@ -130,28 +131,30 @@ def _maker(plan: Plan, schedule: Schedule, config: Any, engine: EngineConfig,
     """The function that makes the request of arrival i."""
     arrivals, inputs, limits = (schedule.intended_s.tolist(), schedule.input_tokens.tolist(),
                                 schedule.max_tokens.tolist())
-    keys = schedule.prompt_seed.tolist()
+    key = arrival_key(plan, schedule, engine.seed) if old is None else mix64
     tenants = [plan.tenants[i].name for i in schedule.tenant.tolist()] if plan.tenants else None
     classes = [plan.classes[i].name for i in schedule.request_class.tolist()] if plan.classes else None
     pinned = config.target.ignore_eos
     load = config.loadgen
     guesses = engine.policy == "sjf"
+    keyed = guesses or not (pinned or old is not None)
     shared = engine.prefix_caching and not plan.prompts.unique
     size = engine.block_size
     starts = schedule.shared if engine.prefix_caching else None
 
     def make(i: int) -> Request:
         limit = limits[i]
+        drawn = key(i) if keyed else 0
         if old is not None:
             output = old.output_tokens[i]
         else:
-            output = limit if pinned else sample_tokens(keys[i], load.output_len_mu, load.output_len_sigma, limit)
+            output = limit if pinned else sample_tokens(drawn, load.output_len_mu, load.output_len_sigma, limit)
         return Request(
             str(i), arrivals[i], inputs[i], limit, output, index=i,
             tenant=tenants[i] if tenants else "", request_class=classes[i] if classes else "",
             prefix_hashes=block_names(starts, i, inputs[i], size, keys[i]) if starts is not None
             else _equal_prompts(inputs[i], size) if shared else (),
-            predicted_tokens=predict_tokens(output, keys[i], engine.prediction_sigma) if guesses else None,
+            predicted_tokens=predict_tokens(output, drawn, engine.prediction_sigma) if guesses else None,
         )
 
     return make

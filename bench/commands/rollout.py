@@ -277,7 +277,7 @@ class Lab:
                 plan = build_plan(config, "single", qps=[rate], duration_s=stage.requests / rate * 1.2 + 10, seed=seed)
         except (PlanError, ValueError) as error:
             raise RolloutError(str(error)) from None
-        return traffic_of(build_schedule(plan, plan.stages[0]), config, self.names, seed, stage.requests), seed
+        return traffic_of(plan, build_schedule(plan, plan.stages[0]), config, self.names, seed, stage.requests), seed
 
     def judge(self, stage: Any, folder: Path, journal: Journal, say: Callable[[str], None]) -> tuple[str, int]:
         """(why it failed or "", requests used) of one stage, block by block."""

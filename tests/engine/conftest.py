@@ -213,6 +213,7 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Cl
         running.append((process, folder / "log.txt"))
         client = Client(process.base_url)
         client.process = process  # type: ignore[attr-defined]
+        client.config_path = path  # type: ignore[attr-defined]
         return client
 
     yield start

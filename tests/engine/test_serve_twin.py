@@ -72,6 +72,39 @@ def test_real_time_follows_virtual_time(serve):
     assert abs(np.percentile(real, 50) - np.percentile(virtual, 50)) < 0.02
 
 
+@pytest.mark.parametrize("unique", [True, False])
+def test_lengths_that_nobody_pins_are_the_same_in_both_clocks(serve, unique):
+    """The engine draws by the prompt's text; virtual time draws by the text that would be sent."""
+    from bench.workload.plan import build_plan
+    from bench.workload.prompts import PromptMaker
+    from bench.workload.schedule import build_schedule
+    from engine.arms import traffic_of
+    from engine.simulate import simulate
+
+    sections = {"scheduler": {"policy": "sjf", "max_num_seqs": 2, "batch_size_cap": 2},
+                "loadgen": {"unique_prompts": unique}, "target": {"ignore_eos": False},
+                "engine": {"embedded": True, "time_scale": 0.125, "noise_cv": 0.0, "max_model_len": 2048, "seed": 9}}
+    client = serve(**sections)
+    config = Config.model_validate(json.loads(client.config_path.read_text()))
+    plan = build_plan(config, "single", qps=[40.0], duration_s=1.0, seed=3)
+    schedule = build_schedule(plan, plan.stages[0])
+    maker = PromptMaker(plan.prompts.tokens_per_word, plan.prompts.unique)
+    wires = []
+    for i in range(len(schedule)):
+        wire = client.wire()
+        text = maker.text(int(schedule.prompt_seed[i]), int(schedule.input_tokens[i]))
+        body = client.chat_body(1, int(schedule.max_tokens[i]), ignore_eos=False)
+        wire.send("POST", "/v1/chat/completions", {**body, "messages": [{"role": "user", "content": text}]},
+                  {"x-request-id": f"u{i}"})
+        wires.append(wire)
+    assert all(wire.read().done for wire in wires)
+    truth = client.truth()
+    real = [truth[f"u{i}"]["output_tokens"] for i in range(len(schedule))]
+    assert real == [row.output_tokens for row in simulate(plan, config)]
+    assert real == traffic_of(plan, schedule, config, (), 1, 1000).output_tokens.tolist()
+    assert len(set(real)) > 5 and real != schedule.max_tokens.tolist()
+
+
 def test_replicas_share_by_the_router_of_virtual_time(serve):
     client = serve(engine={"embedded": True, "time_scale": 0.125, "replicas": 3, "router": "round_robin"})
     for i in range(7):
