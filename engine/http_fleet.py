@@ -14,8 +14,8 @@ from typing import Any
 from engine.http_api import Call
 from engine.http_driver import Lateness, RealTimeDriver
 from engine.http_stream import Stream
-from engine.metrics import EngineMetrics
 from engine.lengths import length_key
+from engine.metrics import EngineMetrics
 from engine.request import Request, predict_tokens, sample_tokens
 from engine.router import Router
 from engine.scheduler import Core, Reject

@@ -131,6 +131,7 @@ def _maker(plan: Plan, schedule: Schedule, config: Any, engine: EngineConfig,
     """The function that makes the request of arrival i."""
     arrivals, inputs, limits = (schedule.intended_s.tolist(), schedule.input_tokens.tolist(),
                                 schedule.max_tokens.tolist())
+    keys = schedule.prompt_seed.tolist()
     key = arrival_key(plan, schedule, engine.seed) if old is None else mix64
     tenants = [plan.tenants[i].name for i in schedule.tenant.tolist()] if plan.tenants else None
     classes = [plan.classes[i].name for i in schedule.request_class.tolist()] if plan.classes else None
