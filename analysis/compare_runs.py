@@ -17,6 +17,7 @@ Source: Newcombe, Statistics in Medicine 17, 1998, method 10; Efron & Tibshirani
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,11 +48,16 @@ WORSE, BETTER, SAME, NOT_COMPARED = "worse", "better", "no clear change", "not c
 
 
 class CompareError(ValueError):
-    """The runs cannot be compared; `invalid` when a run is INVALID, else the loads differ or a file is missing."""
+    """The runs cannot be compared; `invalid` when a run is INVALID, else the loads differ or a file is missing.
 
-    def __init__(self, text: str, *, invalid: bool = False) -> None:
+    `code` is `differs`, `invalid` or `no_rate`; `details`: the differences, or the run that is INVALID, or the rates.
+    """
+
+    def __init__(
+        self, text: str, *, invalid: bool = False, code: str = "", details: Sequence[str] = ()
+    ) -> None:
         super().__init__(text)
-        self.invalid = invalid
+        self.invalid, self.code, self.details = invalid, code, list(details)
 
 
 @dataclass
@@ -141,12 +147,13 @@ def compare_runs(base: Path, new: Path, *, force: bool = False, tolerance: float
     if differences and not force:
         raise CompareError(
             f"{base} and {new} did not run the same test: " + "; ".join(differences)
-            + ". Compare runs of one config and seed, or add --force to compare all the same"
+            + ". Compare runs of one config and seed, or add --force to compare all the same",
+            code="differs", details=differences,
         )  # fmt: skip
     for path, found in ((base, first), (new, second)):
         if found.verdict.status == "INVALID" and not force:
             text = f"{path} is INVALID: {found.verdict.sentence} Run it again, or add --force"
-            raise CompareError(text, invalid=True)
+            raise CompareError(text, invalid=True, code="invalid", details=[str(path)])
     sides = Side(base, first, *_rates(base, first, second.slo)), Side(new, second, *_rates(new, second, second.slo))
     return compare_sides(*sides, tolerance=tolerance, differences=differences)
 
@@ -200,7 +207,7 @@ def compare_sides(base: Side, new: Side, *, tolerance: float, differences: list[
     if not pairs:
         rates = [", ".join(f"{r.offered_qps:g}" for r in side.rates) or "none" for side in (base, new)]
         text = f"no rate was validly measured in both runs (base: {rates[0]}; new: {rates[1]}); run the same rates"
-        raise CompareError(text)
+        raise CompareError(text, code="no_rate", details=[f"base: {rates[0]}", f"new: {rates[1]}"])
     compared = [(a, b) for a, b in pairs if not (a.unstable and b.unstable)]
     each = 1 - (1 - LEVEL) / max(1, len(compared) * (1 + len(SMALLEST_S) * len(PERCENTILES)))
     changes: list[Change] = []
@@ -232,8 +239,26 @@ def _identity(side: Side) -> dict[str, Any]:
         "run_id": str(run.get("run_id") or side.path.name), "path": str(side.path),
         "started_utc": run.get("started_utc"), "tool_version": run.get("tool_version"), "model": _model(run),
         "verdict": verdict.status, "schedule_hash": run.get("schedule_hash"),
-        "knee_qps": side.analysis.capacity.knee_qps,
+        "knee_qps": side.analysis.capacity.knee_qps, "curve": _curve(side.analysis),
     }  # fmt: skip
+
+
+def _curve(analysis: Analysis) -> list[dict[str, Any]]:
+    """Attainment and TTFT p95 with their intervals, for each stage that may be read; an endless one is inf."""
+    out = []
+    for s in sorted(analysis.stages, key=lambda s: (s.offered_qps, s.repeat)):
+        ttft, share = s.latency.get("ttft_s"), s.attainment_joint
+        if s.verdict in ("INVALID", "EMPTY") or "ramp" in s.marks:
+            continue
+        known = ttft is not None and ttft.n > 0 and "p95" not in ttft.withheld
+        out.append({
+            "offered_qps": s.offered_qps, "repeat": s.repeat, "stable": s.stationarity != "UNSTABLE",
+            "attainment": share.value, "attainment_low": share.low, "attainment_high": share.high,
+            "ttft_p95_s": ttft.p95 if known and ttft else None,
+            "ttft_p95_low_s": ttft.p95_low if known and ttft else None,
+            "ttft_p95_high_s": ttft.p95_high if known and ttft else None,
+        })  # fmt: skip
+    return out
 
 
 def _sentence(outcome: str, worse: list[Change], better: list[Change], rates: int) -> str:
