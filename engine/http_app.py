@@ -4,7 +4,8 @@ Input: `handle(connection, request)` from `engine.http_server`. Output: answers.
 Does not: parse bytes (http_server), validate bodies (http_api), decide scheduling (scheduler) or keep time (driver).
 
 Routes: `/v1/chat/completions`, `/v1/completions`, `/v1/models`, `/health`, `/version`, `/metrics`,
-`/debug/requests` (the engine's own record), `/debug/state`, `/debug/faults`. `docs/engine-http.md` describes them.
+`/debug/requests` (the engine's own record), `/debug/decisions` (why), `/debug/state`, `/debug/faults`.
+`docs/engine-http.md` describes them.
 """
 from __future__ import annotations
 
@@ -72,6 +73,7 @@ class App:
             "/version": {"GET": lambda connection, _: self._json(connection, {"version": version("scheduler-bench")})},
             "/metrics": {"GET": self._metrics},
             "/debug/requests": {"GET": self._debug_requests},
+            "/debug/decisions": {"GET": self._debug_decisions},
             "/debug/state": {"GET": self._debug_state},
             "/debug/faults": {"GET": self._list_faults, "POST": self._set_faults, "DELETE": self._set_faults},
         }
@@ -221,12 +223,25 @@ class App:
         wanted = query.get("request_id")
         if wanted:
             rows = [row for row in rows if row[0] in wanted]
-        connection.open_stream("application/x-ndjson")
-        task = asyncio.get_running_loop().create_task(self._write_rows(connection, rows))
+        self._lines(connection, request, rows, encode)
+
+    def _debug_decisions(self, connection: Connection, request: Request) -> None:
+        query = parse_qs(request.query)
+        lines, after, lost = self.fleet.decisions.page(_whole(query, "after", 0), _whole(query, "limit", None))
+        for name in query.get("request_id", ()):
+            mark = b'"request_id":%b,' % orjson.dumps(name)
+            lines = [line for line in lines if mark in line]
+        self._lines(connection, request, lines, b"".join, extra=f"x-next-cursor: {after}\r\nx-lost: {lost}\r\n")
+
+    def _lines(self, connection: Connection, request: Request, rows: list[Any], encode: Callable[[list[Any]], bytes],
+               extra: str = "") -> None:
+        """Answer with JSON lines, written in pieces so that no step waits for a long listing."""
+        connection.open_stream("application/x-ndjson", extra)
+        task = asyncio.get_running_loop().create_task(self._write_rows(connection, rows, encode))
         request.on_disconnect = task.cancel
 
-    async def _write_rows(self, connection: Connection, rows: list[tuple[Any, ...]]) -> None:
-        """Write the records in pieces, so that no step waits for a long listing."""
+    @staticmethod
+    async def _write_rows(connection: Connection, rows: list[Any], encode: Callable[[list[Any]], bytes]) -> None:
         for start in range(0, len(rows), _ROWS_PER_TURN):
             while connection.unsent_bytes() > 1_000_000:
                 await asyncio.sleep(0.005)
@@ -242,6 +257,7 @@ class App:
             "time_scale": self.fleet.config.time_scale, "cpu_s": time.process_time(),
             **self.fleet.lateness(),
             "open_requests": len(self._streams), "records_kept": len(self.truth), "records_total": self.truth.total,
+            "decisions_kept": len(self.fleet.decisions), "decisions_total": self.fleet.decisions.total,
             "replicas": self.fleet.snapshots(), "faults": self.faults.listing(),
         }
         if parse_qs(request.query).get("reset", ["0"])[0] not in ("0", "", "false"):
@@ -257,3 +273,13 @@ class App:
         except ValueError as problem:  # also orjson's
             raise ApiError(400, str(problem)) from None
         self._list_faults(connection, request)
+
+
+def _whole(query: dict[str, list[str]], name: str, default: int | None) -> Any:
+    """A whole number of the query, 0 or more; 400 when it is none."""
+    text = query.get(name, [""])[0]
+    if not text:
+        return default
+    if not (text.isascii() and text.isdigit() and len(text) < 16):
+        raise ApiError(400, f"{name} is {text[:20]!r}; a whole number from 0 on is needed", param=name)
+    return int(text)

@@ -11,9 +11,11 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
+from engine.decision_log import DecisionLog
 from engine.http_api import Call
 from engine.http_driver import Lateness, RealTimeDriver
 from engine.http_stream import Stream
+from engine.journal import Journal
 from engine.lengths import length_key
 from engine.metrics import EngineMetrics
 from engine.request import Request, predict_tokens, sample_tokens
@@ -34,6 +36,9 @@ class Fleet:
         self.drivers = [RealTimeDriver(Core(config, lane_seed(config.seed, index)), self._sink, self._dropped)
                         for index in range(config.replicas)]
         self._cores = [driver.core for driver in self.drivers]
+        self.decisions = DecisionLog()
+        for index, core in enumerate(self._cores):
+            core.journal = Journal(self.decisions.add, index)
         self._router = Router(config)
         self._index = {id(driver): index for index, driver in enumerate(self.drivers)}
         self._doubles = 0

@@ -28,13 +28,15 @@ class ExplainError(Exception):
     help="""The story of one request: every decision, its numbers and its rule.
 
     REQUEST is a request id of requests.csv, or STAGE:ARRIVAL such as 3:117. `bench simulate --decisions` records the
-    decisions; a run against the embedded engine has the engine's own record of each request.
+    decisions, and so does a run against the embedded engine.
 
     \b
     Example:
       bench simulate --config configs/demo.json --decisions --run-dir runs/sim
       bench explain runs/sim sim-6-200
       bench explain runs/sim 6:200 --json
+      bench run --config configs/demo.json --run-dir runs/live
+      bench explain runs/live 6:200
     """,
 )
 @click.argument("run", type=click.Path(path_type=Path))
@@ -62,13 +64,14 @@ def story(run: Path, name: str) -> dict[str, Any]:
         engine = _engine_record(run / "engine_requests.ndjson", request_id)
     except (OSError, ValueError) as error:
         raise ExplainError(f"{run}: a record is damaged ({error}); simulate the run again with --decisions") from None
+    _to_run_time(decisions, row, engine)
     missing = ""
     if not decisions:
         missing = (
             "no decision was recorded; `bench simulate --decisions` records them"
             if engine is None
-            else "the engine's own times stand in for its decisions; `bench simulate --run "
-            f"{run} --decisions` shows what the scheduler would have decided"
+            else "the engine keeps its newest decisions only, and those of this request are gone; its own times stand "
+            f"in; `bench simulate --run {run} --decisions` shows what the scheduler would have decided"
         )
     return {
         "run": run.name,
@@ -79,6 +82,16 @@ def story(run: Path, name: str) -> dict[str, Any]:
         "slo": _slo(run),
         "missing": missing,
     }
+
+
+def _to_run_time(decisions: list[dict[str, Any]], row: dict[str, str], engine: dict[str, Any] | None) -> None:
+    """Put the engine's clock on the run's: what it read first is what was sent. Simulated decisions have run time."""
+    if not decisions or "stage" in decisions[0] or not row.get("sent_s"):
+        return
+    received_s = engine["received_s"] if engine and engine.get("received_s") is not None else decisions[0]["at_s"]
+    shift_s = float(row["sent_s"]) - received_s
+    for decision in decisions:
+        decision["at_s"] += shift_s
 
 
 def _slo(run: Path) -> dict[str, float]:
@@ -132,9 +145,14 @@ def text(found: dict[str, Any]) -> list[str]:
         + (f", {who}" if who else ""),
         "",
     ]
-    lines += [_line(float(d["at_s"]) - start, d["event"], d["rule"], d["text"]) for d in found["decisions"]]
+    told = [(float(d["at_s"]) - start, d["event"], d["rule"], d["text"]) for d in found["decisions"]]
+    if told and "stage" not in found["decisions"][0]:
+        told = sorted([*_client_side(row, start), *told], key=lambda line: round(line[0], 6))
+    lines += [_line(*line) for line in told]
     if not found["decisions"] and found["engine"]:
         lines += _engine_lines(found["engine"])
+    elif found["engine"]:
+        lines.append(f"{'':15}{_engine_cost(found['engine'])}")
     lines += ["", _outcome(row, found["slo"])]
     if found["missing"]:
         lines.append(f"note: {found['missing']}")
@@ -142,7 +160,7 @@ def text(found: dict[str, Any]) -> list[str]:
 
 
 def _line(at_s: float, event: str, rule: str, said: str) -> str:
-    return f"{at_s * 1e3:>10.1f} ms  {event:<12} {said}  [{rule}]"
+    return f"{at_s * 1e3:>10.1f} ms  {event:<18} {said}  [{rule}]"
 
 
 def _engine_lines(record: dict[str, Any]) -> list[str]:
@@ -162,10 +180,27 @@ def _engine_lines(record: dict[str, Any]) -> list[str]:
     ]
     if record.get("reason"):
         lines.append(
-            f"{'':15}reason: {record['reason']}; preempted {record.get('preemptions', 0)} times; scheduler CPU "
-            f"{(record.get('decision_s') or 0.0) * 1e3:.2f} ms"
+            f"{'':15}reason: {record['reason']}; preempted {record.get('preemptions', 0)} times; {_engine_cost(record)}"
         )
     return lines
+
+
+def _engine_cost(record: dict[str, Any]) -> str:
+    replica = record.get("replica")
+    where = "" if replica is None else f" (replica {replica})"
+    return f"scheduler CPU {(record.get('decision_s') or 0.0) * 1e3:.2f} ms while it was inside{where}"
+
+
+def _client_side(row: dict[str, str], start: float) -> list[tuple[float, str, str, str]]:
+    """What the client did and saw."""
+    if not row.get("sent_s"):
+        return []
+    lag_s = float(row["sent_s"]) - start
+    said = f"{lag_s * 1e3:.1f} ms after it was due; the engine's clock is set to this moment"
+    seen = (("first_token_s", "first token here"), ("done_s", "end here"))
+    return [(lag_s, "sent", "client", said)] + [
+        (float(row[key]) - start, name, "client", "") for key, name in seen if row.get(key)
+    ]
 
 
 def _outcome(row: dict[str, str], slo: dict[str, float]) -> str:

@@ -82,9 +82,11 @@ def _engine(options: JobOptions, resolved: Any, run_dir: Path, say: Console) -> 
 
 
 def _keep_truth(base_url: str, run_dir: Path) -> None:
-    """Keep the engine's own record of every request beside the ledger."""
+    """Keep the engine's own record of every request, and of every decision, beside the ledger."""
     import urllib.error
     import urllib.request
+
+    from bench.commands.decisions import DECISIONS
 
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
@@ -92,6 +94,8 @@ def _keep_truth(base_url: str, run_dir: Path) -> None:
             (run_dir / "engine_requests.ndjson").write_bytes(answer.read())
         with opener.open(base_url + "/debug/state", timeout=10) as answer:
             (run_dir / "engine_state.json").write_bytes(answer.read())
+        with opener.open(base_url + "/debug/decisions", timeout=10) as answer:
+            (run_dir / DECISIONS).write_bytes(answer.read())
     except (OSError, urllib.error.URLError):
         return  # the engine died or was never whole; the ledger stands on its own
 
