@@ -44,7 +44,10 @@ class PlanShape(LoadTestShape):
             raise StopTest(f"shape {name} needs a locustfile of this project, such as locustfiles/chat.py")
         if not self._begun:
             self._begun = True
-            self._begin()
+            try:
+                self._begin()
+            except StopTest:  # refused and said in the log; from a tick it would be a traceback of Locust's greenlet
+                return None
         elif self._conductor.finished:
             return None
         workers = getattr(self.runner, "worker_count", 1) or 1

@@ -18,6 +18,10 @@ import click
 
 from bench.commands.job_options import JobOptions
 
+# `stage 12/40: 11 chat @100, draining  attainment 97.10 to 99.40 %, 1310 in flight` with ` 100 %  0:12:34` behind it
+# needs 97 columns; with a bar and the time gone by, 10 and 8 more.
+NARROW_COLUMNS, BAR_COLUMNS = 97, 116
+
 
 @dataclass
 class Compared:
@@ -38,6 +42,8 @@ class Console:
         self._seconds = 0.0
         self._stage = ""
         self._ticker: threading.Timer | None = None
+        self._narrow = False
+        self.interrupted = False  # from then on no attainment: what was never due counts in none
 
     def note(self, text: str) -> None:
         if not self.options.quiet:
@@ -64,14 +70,15 @@ class Console:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.percentage:3.0f} %"),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            console=Console(stderr=True),
-        )
+        console = Console(stderr=True)
+        # The words are the point: where they would not fit, the bar goes first, then the percentage.
+        self._narrow = console.width < NARROW_COLUMNS
+        columns = [TextColumn("{task.description}"), TimeRemainingColumn()]
+        if not self._narrow:
+            columns.insert(1, TextColumn("{task.percentage:3.0f} %"))
+        if console.width >= BAR_COLUMNS:
+            columns[1:-1] = [BarColumn(), columns[1], TimeElapsedColumn()]
+        self._progress = Progress(*columns, console=console, transient=True)  # the lines of the stages stay
         self._task = self._progress.add_task("starting", total=total)
         self._progress.start()
 
@@ -82,22 +89,24 @@ class Console:
             self._begin_stage(event)
         elif kind == "live":
             if self._progress is not None:
-                self._progress.update(self._task, description=f"{self._stage}  {live_text(event)}")
+                live = live_text(event, short=self._narrow, interrupted=self.interrupted)
+                self._progress.update(self._task, description=f"{self._stage}  {live}")
         elif kind == "drain":
             self._stop_ticker()
-            self._stage += ", draining"
+            self._stage += ", drain" if self._narrow else ", draining"
             if self._progress is not None:
                 self._progress.update(self._task, description=self._stage)
         elif kind == "staged":
             self._stop_ticker()
             counts = ", ".join(f"{n} {status}" for status, n in sorted(event["statuses"].items()))
             marks = f" [{', '.join(event['marks'])}]" if event["marks"] else ""
-            share = f", attainment {share_text(event['attainment'])}" if event.get("attainment") else ""
+            known = event.get("attainment") and not self.interrupted
+            share = f", attainment {share_text(event['attainment'])}" if known else ""
             text = f"  {event['name']:<18} {counts or 'no arrivals'}{share}; drained in {event['drain_s']:.1f} s{marks}"
             self.note(text)
 
     def _begin_stage(self, event: dict[str, Any]) -> None:
-        self._stage = f"stage {event['number']}/{event['of']}: {event['name']}"
+        self._stage = f"{'' if self._narrow else 'stage '}{event['number']}/{event['of']}: {event['name']}"
         if self._progress is not None:
             self._progress.update(self._task, description=self._stage, completed=self._seconds)
             self._tick()
@@ -153,9 +162,12 @@ def share_text(pair: list[float]) -> str:
     return f"{low} %" if low == high else f"{low} to {high} %"
 
 
-def live_text(event: dict[str, Any]) -> str:
+def live_text(event: dict[str, Any], *, short: bool = False, interrupted: bool = False) -> str:
     """What a stage looks like now: attainment so far, streams in flight."""
-    share = f"attainment {share_text(event['attainment'])}" if event["attainment"] else "warm-up"
+    if interrupted:
+        return f"interrupted, {event['in_flight']} in flight"
+    word = "" if short else "attainment "
+    share = f"{word}{share_text(event['attainment'])}" if event["attainment"] else "warm-up"
     return f"{share}, {event['in_flight']} in flight"
 
 

@@ -50,6 +50,7 @@ class Stops:
 
     def _handle(self, _signum: int, _frame: Any) -> None:
         self.hits += 1
+        self.say.interrupted = True
         process = self.process
         if process is not None and process.poll() is None:
             if not self.loading or self.hits > 2:

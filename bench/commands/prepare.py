@@ -37,7 +37,9 @@ def load(options: JobOptions, say: Console, *, base_url: str = "", quiet: bool =
         raise JobError(str(error), EXIT_USAGE) from None
     if options.remarks and not quiet and resolved.warnings:
         ids = ", ".join(problem.id for problem in resolved.warnings)
-        say.note(f"config: {len(resolved.warnings)} remarks ({ids}); read them with: bench validate {options.config}")
+        n = len(resolved.warnings)
+        count = "1 remark" if n == 1 else f"{n} remarks"
+        say.note(f"config: {count} ({ids}); read them with: bench validate {options.config}")
     return resolved
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from bench.commands.console import Console
+from bench.commands.console import Console, live_text
 from bench.commands.job_options import JobOptions
 from tests.load.conftest import Ran, clean_environment, config_with
 
@@ -140,6 +140,30 @@ def test_a_dumb_terminal_gets_lines_and_no_bar(tmp_path: Path) -> None:
     command = [sys.executable, "-c", textwrap.dedent(SCRIPT)]
     code, dumb = on_a_terminal(command, tmp_path, TERM="dumb")
     assert code == 0 and "plan: 1 stage, " in dumb and "in flight" not in dumb and "\x1b[" not in dumb
+
+
+@pytest.mark.parametrize(("columns", "shown", "left_out"), [
+    (140, ["stage 1/1: 00 chat @5  attainment 50.00 to 100.00 %, 3 in flight", "0 %", "━"], []),
+    (100, ["stage 1/1: 00 chat @5  attainment 50.00 to 100.00 %, 3 in flight", "0 %"], ["━"]),
+    (60, ["1/1: 00 chat @5  50.00 to 100.00 %, 3 in flight"], ["━", "attainment"]),
+])  # fmt: skip
+def test_a_narrow_terminal_keeps_the_words(tmp_path: Path, columns: int, shown: list[str], left_out: list[str]) -> None:
+    script = re.sub(r"say.progress\(.*drain.*", "say._progress.refresh()", textwrap.dedent(SCRIPT))  # draw now, do not wait
+    code, out = on_a_terminal([sys.executable, "-c", script], tmp_path, COLUMNS=str(columns))
+    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out)
+    assert code == 0 and all(words in lines for words in shown) and not any(words in lines for words in left_out), lines
+    assert "…" not in lines
+
+
+def test_after_a_stop_no_attainment_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    """What was planned for later was never due: a share of all planned arrivals would be a false alarm."""
+    say = Console(JobOptions(config=Path("c.json")))
+    say.interrupted = True
+    staged = {"name": "00 chat @5", "rows": 9, "statuses": {"ok": 3, "unsent": 6}, "drain_s": 0.4, "marks": ["interrupted"]}
+    say.progress({"event": "staged", "number": 1, **staged, "attainment": [3 / 9, 3 / 9]})
+    err = capsys.readouterr().err
+    assert "3 ok, 6 unsent" in err and "attainment" not in err
+    assert live_text({"attainment": [0.3, 0.3], "in_flight": 2}, interrupted=True) == "interrupted, 2 in flight"
 
 
 def test_progress_lines_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
