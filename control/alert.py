@@ -12,8 +12,12 @@ Alerts
          first tokens in buckets that begin at or above the deadline.
  page    the page is away, or has stood still while requests run, or says what cannot be.
 
-1. A counter that fell was reset: what it shows now is what came since (Prometheus' rule). The look is marked.
-2. A look with impossible values (negative, more than full, tokens faster than MAX_TPS) changes no window.
+1. A counter that fell was reset: what it shows now is what came since (Prometheus' rule). The look is marked. Counters
+   that fall FALLS times within a minute belong to several processes behind one address: such looks change no window.
+2. A look with impossible values (negative, more than full, faster than MAX_TPS or MAX_QPS) changes no window.
+3. What the page does not tell is None, never 0: a system without a counter of answers has no rate of them, one without
+   a histogram of first tokens no attainment.
+4. Memory and work are bounded however long and often one looks: older steps are joined, arrivals end at MAX_ARRIVALS.
 """
 
 from __future__ import annotations
@@ -23,17 +27,30 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from control.buckets import (
+    Buckets,
+    add_buckets,
+    delta,
+    delta_buckets,
+    lengths,
+    quantile_bucket,
+    share_within,
+)
+
 NEAR = 0.7
 MAX_TPS = 1e8  # no service makes more tokens a second
+MAX_QPS = 1e5  # nor ends or takes in more requests
+MAX_ARRIVALS = 1_000_000  # as many as a trace may have
+# Steps shorter than 1 s are joined, and to 15 s where only windows of half an hour and more look. All three scale.
+FINE_S, FINE_BIN_S, COARSE_BIN_S = 300.0, 1.0, 15.0
 STILL_S = 15.0  # counters that do not move for so long while requests run: the exporter is stuck
 AWAY_LOOKS = 3
+FALLS = 3
 # (name, long window, short window, burn rate): 14.4 spends 2 % of a 30-day budget in an hour; the first is for tests of
 # minutes, where an hour never comes
 BURN = (("minutes", 300.0, 30.0, 20.0), ("hour", 3600.0, 300.0, 14.4), ("day", 21_600.0, 1800.0, 6.0))
 SHOWN_S = 60.0  # window of the rates and percentiles that are shown
 MIN_REQUESTS = 10  # fewer in the short window burn nothing
-
-Buckets = tuple[tuple[float, float], ...]  # (upper edge, cumulative count), last edge inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +122,7 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What happened between two looks."""
+    """What happened between two looks; `running` is the mean over the span."""
 
     at_s: float
     span_s: float
@@ -122,58 +139,22 @@ class _Step:
     running: float
 
 
-def delta(now: float | None, before: float | None) -> tuple[float, bool]:
-    """(increase of a counter, whether it was reset); an absent counter did not move."""
-    if now is None:
-        return 0.0, False
-    if before is None:
-        return 0.0, False
-    return (now, True) if now < before else (now - before, False)
-
-
-def delta_buckets(now: Buckets, before: Buckets) -> Buckets:
-    """Increase per bucket, cumulative; after a reset all of `now`."""
-    if not now or [e for e, _ in now] != [e for e, _ in before]:
-        return now if before else ()
-    if any(b < a for (_, b), (_, a) in zip(now, before, strict=True)):
-        return now
-    return tuple((edge, b - a) for (edge, b), (_, a) in zip(now, before, strict=True))
-
-
-def add_buckets(parts: Sequence[Buckets]) -> Buckets:
-    """Sum of histograms of one shape."""
-    parts = [p for p in parts if p]
-    if not parts:
-        return ()
-    edges = [e for e, _ in parts[-1]]
-    total = [0.0] * len(edges)
-    for part in parts:
-        if [e for e, _ in part] == edges:
-            total = [t + c for t, (_, c) in zip(total, part, strict=True)]
-    return tuple(zip(edges, total, strict=True))
-
-
-def quantile_bucket(buckets: Buckets, share: float) -> tuple[float, float] | None:
-    """(lower edge, upper edge) of the bucket with the nearest rank; None when empty. The truth lies between them."""
-    total = buckets[-1][1] if buckets else 0.0
-    if total <= 0:
-        return None
-    low = 0.0
-    for edge, count in buckets:
-        if count >= share * total - 1e-9:
-            return low, edge
-        low = edge
-    return low, math.inf
-
-
-def share_within(buckets: Buckets, limit: float) -> tuple[float, float] | None:
-    """Bounds of the share at or below `limit`: a histogram knows its edges only."""
-    total = buckets[-1][1] if buckets else 0.0
-    if total <= 0:
-        return None
-    low = max((count for edge, count in buckets if edge <= limit), default=0.0)
-    high = next((count for edge, count in buckets if edge >= limit), total)
-    return low / total, high / total
+def _join(a: _Step, b: _Step) -> _Step:
+    """Two neighbours as one."""
+    span = a.span_s + b.span_s
+    counts = {
+        name: getattr(a, name) + getattr(b, name)
+        for name in ("arrivals", "finished", "refused", "failed", "prompt_tokens", "output_tokens", "service_sum_s")
+    }
+    return _Step(
+        b.at_s,
+        span,
+        **counts,
+        service_count=a.service_count + b.service_count,
+        ttft=add_buckets([a.ttft, b.ttft]),
+        tpot=add_buckets([a.tpot, b.tpot]),
+        running=(a.running * a.span_s + b.running * b.span_s) / span,
+    )
 
 
 def implausible(look: Look) -> str:
@@ -193,6 +174,8 @@ def implausible(look: Look) -> str:
         value = getattr(look, name)
         if value is not None and (not math.isfinite(value) or value < 0):
             return f"{name} is {value:g}"
+    if max(look.running, look.waiting) > MAX_QPS * 3600:
+        return f"{max(look.running, look.waiting):.3g} requests are inside"
     if look.kv_usage is not None and look.kv_usage > 1.01:
         return f"kv_usage is {look.kv_usage:g}, more than all of it"
     for name in ("ttft", "tpot"):
@@ -210,11 +193,16 @@ class Watch:
         self.burn = [(name, long * scale, short * scale, rate) for name, long, short, rate in BURN]
         self.keep_s = max(long for _, long, _, _ in self.burn)
         self._last: Look | None = None
-        self._steps: deque[_Step] = deque()
+        self._steps: deque[_Step] = deque()  # of the last FINE_S
+        self._older: deque[_Step] = deque()  # before these, joined to COARSE_BIN_S
+        self._fine_s = max(FINE_S * scale, SHOWN_S)
+        self._fine_bin_s, self._coarse_s = FINE_BIN_S * scale, COARSE_BIN_S * scale
         self._misses = 0
         self._moved_s: float | None = None
+        self._falls: deque[float] = deque(maxlen=FALLS)  # when counters fell last
         self._owed = 0.0  # arrivals that a later look must make good
         self.arrivals: list[tuple[float, int, int]] = []  # (s, prompt tokens, output tokens) of all looks
+        self.left_out = 0  # arrivals beyond MAX_ARRIVALS
         self._carry = 0.0
 
     def look(self, look: Look | None, at_s: float) -> View:
@@ -273,8 +261,19 @@ class Watch:
             reset |= fell
         if max(d["output_tokens"], d["prompt_tokens"]) / span > MAX_TPS:
             return f"{max(d['output_tokens'], d['prompt_tokens']) / span:.3g} tokens in a second"
+        if reset:
+            self._falls.append(now.at_s)
+            if len(self._falls) == FALLS and now.at_s - self._falls[0] < SHOWN_S:
+                return (
+                    f"its counters fell {FALLS} times in {now.at_s - self._falls[0]:.0f} s, as if several processes "
+                    "answered behind one address; watch each by its own"
+                )
+        ended = d["finished"] + d["refused"] + d["failed"]
+        # Two looks may lie close together: a short span must not make ten requests a flood.
+        if max(ended, now.running, now.waiting) > MAX_QPS * max(span, 1.0) + before.running + before.waiting:
+            return f"{max(ended, now.running, now.waiting):.3g} requests in {span:.3g} s"
         inside = now.running + now.waiting - (0.0 if reset else before.running + before.waiting)
-        came = d["finished"] + d["refused"] + d["failed"] + inside + self._owed
+        came = ended + inside + self._owed
         self._owed = min(0.0, came)
         step = _Step(
             now.at_s,
@@ -289,18 +288,33 @@ class Watch:
             view.marks.append("reset")
         if any(d.values()) or not now.running:
             self._moved_s = now.at_s
-        self._steps.append(step)
-        while self._steps and self._steps[0].at_s < now.at_s - self.keep_s:
-            self._steps.popleft()
+        self._keep(step)
         self._trace(before, now, step)
         return ""
+
+    def _keep(self, step: _Step) -> None:
+        """Add a step; join what is close together, and what is old to longer ones."""
+        fine, older = self._steps, self._older
+        if fine and fine[-1].span_s + step.span_s <= self._fine_bin_s + 1e-9:
+            step = _join(fine.pop(), step)
+        fine.append(step)
+        while fine[0].at_s < step.at_s - self._fine_s:
+            old = fine.popleft()
+            if older and older[-1].span_s + old.span_s <= self._coarse_s + 1e-9:
+                old = _join(older.pop(), old)
+            older.append(old)
+        while older and older[0].at_s < step.at_s - self.keep_s:
+            older.popleft()
 
     def _trace(self, before: Look, now: Look, step: _Step) -> None:
         """Arrivals of this step, evenly spread; lengths from the length histograms, else the means of what ended."""
         self._carry += step.arrivals
         n = int(self._carry + 1e-9)
         self._carry -= n
-        if n <= 0:
+        if n <= 0 or now.finished is None:
+            return
+        if len(self.arrivals) + n > MAX_ARRIVALS:
+            self.left_out += n
             return
         ended = max(1.0, step.finished)
         inputs = lengths(delta_buckets(now.input_lengths, before.input_lengths), n, step.prompt_tokens / ended)
@@ -311,15 +325,20 @@ class Watch:
     # -- windows -----------------------------------------------------------------------------------------------------
 
     def _window(self, at_s: float, length_s: float) -> list[_Step]:
-        return [s for s in self._steps if s.at_s > at_s - length_s + 1e-9]
+        begin_s = at_s - length_s + 1e-9
+        old = [s for s in self._older if s.at_s > begin_s] if length_s > self._fine_s else []
+        return old + [s for s in self._steps if s.at_s > begin_s]
 
     def _fill(self, view: View) -> None:
         steps = self._window(view.at_s, SHOWN_S)
         span = sum(s.span_s for s in steps)
         if span > 0:
-            view.arrival_qps = sum(s.arrivals for s in steps) / span
-            view.completed_qps = sum(s.finished for s in steps) / span
-            view.output_tps = sum(s.output_tokens for s in steps) / span
+            told = self._last
+            if told is not None and told.finished is not None:
+                view.arrival_qps = sum(s.arrivals for s in steps) / span
+                view.completed_qps = sum(s.finished for s in steps) / span
+            if told is not None and told.output_tokens is not None:
+                view.output_tps = sum(s.output_tokens for s in steps) / span
             ttft = add_buckets([s.ttft for s in steps])
             view.ttft_p95_s = quantile_bucket(ttft, 0.95)
             view.tpot_p95_s = quantile_bucket(add_buckets([s.tpot for s in steps]), 0.95)
@@ -364,19 +383,19 @@ class Watch:
 
     def _burn_alert(self, at_s: float, name: str, long_s: float, short_s: float, rate: float) -> Alert | None:
         budget = 1.0 - self.slo.attainment
-        long, short = self._window(at_s, long_s), self._window(at_s, short_s)
-        if (
-            sum(s.span_s for s in long) < short_s
-            or sum(s.finished + s.refused + s.failed for s in short) < MIN_REQUESTS
-        ):
+        short, burns = self._window(at_s, short_s), []
+        if sum(s.finished + s.refused + s.failed for s in short) < MIN_REQUESTS:
             return None
-        burns = []
-        for steps in (long, short):
+        for window_s in (short_s, long_s):  # the short one first: it is quick, and mostly says no
+            steps = self._window(at_s, window_s)
             share = _attainment(steps, self.slo.ttft_s)
             if share is None:
                 return None
-            burns.append((1.0 - share[1]) / budget)  # the upper bound: certain misses only
-        if min(burns) < rate:
+            burns.insert(0, (1.0 - share[1]) / budget)  # the upper bound: certain misses only
+            if burns[0] < rate:
+                return None
+        long = steps
+        if sum(s.span_s for s in long) < short_s:
             return None
         return Alert(
             "burn",
@@ -393,7 +412,7 @@ def _attainment(steps: Sequence[_Step], limit_s: float) -> tuple[float, float] |
     buckets = add_buckets([s.ttft for s in steps])
     lost = sum(s.refused + s.failed for s in steps)
     seen = buckets[-1][1] if buckets else 0.0
-    if seen + lost <= 0:
+    if not buckets or seen + lost <= 0:
         return None
     low, high = share_within(buckets, limit_s) or (0.0, 0.0)
     return low * seen / (seen + lost), high * seen / (seen + lost)
@@ -406,26 +425,3 @@ def _service_s(steps: Sequence[_Step], span_s: float) -> float | None:
         return sum(s.service_sum_s for s in steps) / count
     done = sum(s.finished for s in steps)
     return sum(s.running * s.span_s for s in steps) / done if done > 0 and span_s > 0 else None
-
-
-def lengths(buckets: Buckets, n: int, mean: float) -> list[int]:
-    """`n` lengths that are spread as the histogram is, scaled to the mean that the counters tell; at least 1."""
-    total = buckets[-1][1] if buckets else 0.0
-    if total <= 0:
-        return [max(1, round(mean))] * n
-    raw = []
-    for i in range(n):
-        rank, low, before = (i + 0.5) / n * total, 0.0, 0.0
-        for edge, count in buckets:
-            if count >= rank:
-                top = edge if edge < math.inf else max(2 * low, 1.0)
-                part = (rank - before) / (count - before) if count > before else 0.5
-                raw.append(low + (top - low) * part)
-                break
-            low, before = edge, count
-        else:
-            raw.append(low)
-    # evenly mixed, so that the trace is not sorted by length
-    mixed = [raw[(i * 7919) % n] for i in range(n)] if n % 7919 else raw
-    scale = mean * n / sum(mixed) if mean > 0 and sum(mixed) > 0 else 1.0
-    return [max(1, round(x * scale)) for x in mixed]

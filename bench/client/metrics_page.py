@@ -2,11 +2,14 @@
 
 Input: the address of a page in Prometheus text format; its text. Output: values under neutral names.
 The text is read by `records.server`, which serves the recording of a run too.
-Does not: keep history or judge. No proxy, no redirect, no key: the page is asked for by its address alone.
+Does not: keep history or judge. No proxy, no redirect, no key: the page is asked for by its address alone. A page that
+is longer than LIMIT_BYTES, or takes longer than asked, is not read: half of a page has wrong sums.
 """
 from __future__ import annotations
 
+import http.client
 import math
+import time
 import urllib.error
 import urllib.request
 from typing import Any
@@ -27,7 +30,9 @@ HISTOGRAMS = {
 }
 SERVICE = ("vllm:request_inference_time_seconds", "tgi_request_inference_duration")
 REFUSED = ("vllm:admission_rejections_total",)
-FAILED = ("sglang:num_aborted_requests_total",)
+FAILED = ("sglang:num_aborted_requests_total", "tgi_request_failure")
+# TGI has no counters of tokens; the sums of its length histograms are the same.
+PROMPT_SUM, OUTPUT_SUM = ("tgi_request_input_length_sum",), ("tgi_request_generated_tokens_sum",)
 GPU = ("DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_PROF_GR_ENGINE_ACTIVE")  # percent; share
 
 
@@ -37,10 +42,24 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 def fetch(url: str, timeout_s: float = TIMEOUT_S) -> str:
-    """The page. Raises OSError when it cannot be read."""
+    """The whole page. Raises OSError when it cannot be read within `timeout_s` (twice that when bytes drip)."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect())
-    with opener.open(url, timeout=timeout_s) as answer:
-        return answer.read(LIMIT_BYTES).decode("utf-8", "replace")
+    until_s = time.monotonic() + timeout_s
+    parts, size = [], 0
+    try:
+        with opener.open(url, timeout=timeout_s) as answer:
+            while chunk := answer.read1(1 << 16):
+                parts.append(chunk)
+                size += len(chunk)
+                if size > LIMIT_BYTES:
+                    raise OSError(f"the page is longer than {LIMIT_BYTES} bytes; is it the metrics page?")
+                if time.monotonic() > until_s:
+                    raise TimeoutError(f"the page was not whole after {timeout_s:g} s")
+            if answer.length:  # bytes that were announced and did not come
+                raise OSError(f"the page ended {answer.length} bytes early")
+    except http.client.HTTPException as error:
+        raise OSError(f"no HTTP answer ({type(error).__name__}: {str(error)[:80]})") from None
+    return b"".join(parts).decode("utf-8", "replace")
 
 
 def buckets(found: Samples, name: str) -> tuple[tuple[float, float], ...]:
@@ -58,12 +77,16 @@ def buckets(found: Samples, name: str) -> tuple[tuple[float, float], ...]:
 
 def fields(text: str) -> dict[str, Any]:
     """The fields of a `Look` that the page tells (without its time). Raises ValueError when it tells nothing known."""
+    if text.lstrip()[:1] in ("{", "["):
+        raise ValueError("the page is JSON, no Prometheus text; trtllm-serve has its own at /prometheus/metrics")
     found = samples(text)
     _system, row = read_samples(found)
     out: dict[str, Any] = {
         "running": row["running"], "waiting": row.get("waiting", 0.0), "kv_usage": row.get("kv_usage"),
-        "finished": row.get("requests_total"), "prompt_tokens": row.get("prompt_tokens_total"),
-        "output_tokens": row.get("output_tokens_total"), "preemptions": row.get("preemptions_total"),
+        "finished": row.get("requests_total"),
+        "prompt_tokens": row.get("prompt_tokens_total", _sum(found, PROMPT_SUM)),
+        "output_tokens": row.get("output_tokens_total", _sum(found, OUTPUT_SUM)),
+        "preemptions": row.get("preemptions_total"),
         "refused": _sum(found, REFUSED) or 0.0, "failed": _sum(found, FAILED) or 0.0, "gpu_ratio": _gpu(found),
     }
     for key, names in HISTOGRAMS.items():

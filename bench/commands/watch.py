@@ -98,7 +98,8 @@ def command(
     read, alerted = _loop(watch, url, gpu_metrics_url, interval, duration, show)
     if trace is not None:
         count, kind = _write_trace(trace, watch, url)
-        click.echo(f"{trace}: {count} arrivals ({kind}); replay them with: bench simulate --trace {trace}", err=True)
+        replay = f"; replay them with: bench simulate --trace {trace}" if count else ""
+        click.echo(f"{trace}: {count} arrivals ({kind}){replay}", err=True)
     if not read:
         click.echo(f"bench watch: {url} could never be read: {show.problem}; is it the metrics page?", err=True)
         sys.exit(CHANNEL_EXIT)
@@ -158,6 +159,10 @@ def _write_trace(path: Path, watch: Any, url: str) -> tuple[int, str]:
     if rows is None:
         kind = "counts and lengths from the page's counters; spread evenly between two looks"
         rows = [{"timestamp": at_s * 1e3, "input_length": i, "output_length": o} for at_s, i, o in watch.arrivals]
+        if watch.left_out:
+            kind += f"; {watch.left_out} more were left out: a trace ends at {len(rows)}"
+        if not rows:
+            kind = "none came, or the page counts no answers (llama.cpp's does not): there is nothing to replay"
     first = rows[0]["timestamp"] if rows else 0.0
     with path.open("w", encoding="utf-8") as handle:
         for row in rows:
