@@ -28,16 +28,17 @@ from locust.env import Environment
 
 from bench.client.endpoint import parse_base_url
 from bench.client.outcome import Outcome
+from bench.client.stream import Stream
 from bench.client.transport import Transport, TransportOptions
 from bench.records.packing import pack
 from bench.records.request import RequestRow
 from locustfiles import stats
 from locustfiles.calm import calm
+from locustfiles.pacing import Waiter
 
 WARMUP_S = 3.0
-# As the generator does: rows and Locust events ten times a second, a batch of rows to the master once a second.
-FLUSH_S, SHIP_S = 0.1, 1.0
-GAUGE_S = 0.1
+# As the generator does: gauge, rows and Locust events ten times a second, a batch of rows to the master once a second.
+GAUGE_S, SHIP_S = 0.1, 1.0
 PROMPT_SHARE = 0.05
 
 
@@ -74,13 +75,14 @@ def run_transport(args: argparse.Namespace) -> dict[str, Any]:
     finished: list[tuple[str, float, Outcome]] = []
     requests: dict[str, list[float]] = {}
     connects_s: list[float] = []
+    lags_s: list[float] = []
     prompt = " ".join(["word"] * 300)
     body = json.dumps({"model": "null", "stream": True, "max_tokens": args.tokens, "ignore_eos": True,
                        "messages": [{"role": "user", "content": prompt}]}).encode()
 
-    def send(name: str, intended_s: float, prompt_read: bool) -> None:
-        transport.send(body, request_id=name, prompt_read=prompt_read, pinned_tokens=args.tokens,
-                       on_done=lambda outcome: finished.append((name, intended_s, outcome)))
+    def prepare(name: str, intended_s: float, prompt_read: bool) -> Stream:
+        return transport.prepare(body, request_id=name, prompt_read=prompt_read, pinned_tokens=args.tokens,
+                                 on_done=lambda outcome: finished.append((name, intended_s, outcome)))
 
     ready: list[RequestRow] = []
 
@@ -94,6 +96,8 @@ def run_transport(args: argparse.Namespace) -> dict[str, Any]:
             ready.append(row)
             if row.status == "ok":
                 requests[name] = [row.sent_s, row.first_token_s, row.last_token_s, row.chunks]
+            if row.send_lag_s is not None:
+                lags_s.append(row.send_lag_s)
             if row.connect_s is not None:
                 connects_s.append(row.connect_s)
 
@@ -102,41 +106,41 @@ def run_transport(args: argparse.Namespace) -> dict[str, Any]:
             pack(ready)
             ready.clear()
 
-    def flush_always() -> None:
-        shipped_s = time.monotonic()
-        while True:
-            gevent.sleep(FLUSH_S)
-            flush()
-            if time.monotonic() - shipped_s >= SHIP_S:
-                shipped_s = time.monotonic()
-                ship()
-
     in_flight: list[int] = []
 
-    def gauge_always() -> None:
+    def always() -> None:
+        shipped_s = due_s = time.monotonic()
         while True:
-            gevent.sleep(GAUGE_S)
-            in_flight.append(transport.in_flight_at(time.monotonic() - transport.settle_s))
+            due_s += GAUGE_S
+            gevent.sleep(max(0.0, due_s - time.monotonic()))
+            now_s = time.monotonic()
+            in_flight.append(transport.in_flight_at(now_s - transport.settle_s))
+            flush()
+            if now_s - shipped_s >= SHIP_S:
+                shipped_s = now_s
+                ship()
 
-    flusher, gauge = gevent.spawn(flush_always), gevent.spawn(gauge_always)
+    beat = gevent.spawn(always)
     blocker = gevent.spawn(_block, args.block_ms / 1e3) if args.block_ms else None
     meter = Meter(args.seconds)
     rng = random.Random(args.seed)
     start_s = due_s = time.monotonic()
     i = 0
-    lags_s = []
+    alarm = Waiter()
     while due_s < start_s + args.seconds:
-        gevent.sleep(max(0.0, due_s - time.monotonic()))
-        lags_s.append(time.monotonic() - due_s)
-        gevent.spawn(send, f"{args.name}-{i}", due_s, rng.random() < args.prompt_share)
+        stream = prepare(f"{args.name}-{i}", due_s, rng.random() < args.prompt_share)
+        transport.open_ahead(due_s)
+        alarm.until(due_s)
+        transport.start(stream)
         due_s += rng.expovariate(args.rate)
         i += 1
+    alarm.close()
     gevent.sleep(0.2)
     until_s = time.monotonic() + 5.0
     while transport.in_flight and time.monotonic() < until_s:
         gevent.sleep(0.05)
     transport.cancel_all("CL-DRAIN")
-    for greenlet in filter(None, (flusher, gauge, blocker)):
+    for greenlet in filter(None, (beat, blocker)):
         greenlet.kill()
     flush()
     result = meter.result() | {"requests": requests, "planned": i, "connects_s": connects_s, "lags_s": lags_s,

@@ -7,11 +7,12 @@ Does not: correct anything; the analysis judges a stage by it.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
-# Twenty samples a second give a p99 within a stage of ten seconds, and cost 0.1 % of a core. The pause varies, so that
-# work which comes at regular times cannot always fall between two samples.
-PERIOD_MIN_S, PERIOD_MAX_S = 0.03, 0.07
+# The pause between two beats, in shares of the period. It varies, so that work which comes at regular times cannot
+# always fall between two samples; four pauses in a row never take more than four periods.
+PAUSE_MIN, PAUSE_MAX = 0.8, 1.08
 GOLDEN_RATIO = 0.6180339887498949
 # Logarithmic bins: 0.01 ms times 1.1 to the power of the index; 160 of them reach 40 s.
 FIRST_BIN_S = 1e-5
@@ -59,21 +60,33 @@ class LagHistogram:
 
 
 class LoopLag:
-    """A timer of the hub, set again and again, that measures how late it runs."""
+    """A timer of the hub, set again and again, that measures how late it runs; other work may go with it.
 
-    def __init__(self, hub: Any) -> None:
+    period_s: twenty beats a second give a p99 within a stage of ten seconds.
+    """
+
+    def __init__(self, hub: Any, period_s: float = 0.05, work: Callable[[], None] | None = None) -> None:
         self.histogram = LagHistogram()
         self._hub = hub
+        self._period_s = period_s
+        self._work = work
         self._phase = 0.0
         self._expected_s = 0.0
+        self._held = self._closed = False
         self._timer: Any = None
         self._start()
+
+    def hold(self, held: bool) -> None:
+        """Whether the loop must stay alive for the next beat."""
+        self._held = held
+        if not self._closed:
+            self._timer.ref = held
 
     def _start(self) -> None:
         # Multiples of the golden ratio modulo 1 fill the interval evenly without a generator.
         self._phase = (self._phase + GOLDEN_RATIO) % 1.0
-        pause_s = PERIOD_MIN_S + self._phase * (PERIOD_MAX_S - PERIOD_MIN_S)
-        self._timer = self._hub.loop.timer(pause_s, ref=False)
+        pause_s = self._period_s * (PAUSE_MIN + self._phase * (PAUSE_MAX - PAUSE_MIN))
+        self._timer = self._hub.loop.timer(pause_s, ref=self._held)
         self._expected_s = time.monotonic() + pause_s
         # The loop keeps its own time; without an update the pause would be counted from an old moment.
         self._timer.start(self._tick, update=True)
@@ -82,8 +95,11 @@ class LoopLag:
         self.histogram.add(max(0.0, time.monotonic() - self._expected_s))
         self._timer.close()
         self._start()
+        if self._work is not None:
+            self._work()
 
     def close(self) -> None:
         """Stop measuring."""
+        self._closed = True
         self._timer.stop()
         self._timer.close()

@@ -41,15 +41,23 @@ class IdlePool:
             connection.close()
         return None
 
+    @property
+    def keeps(self) -> bool:
+        """Whether anything is kept at all."""
+        return not self._closed and self._idle_reuse_s > 0.0 and self._max_idle > 0
+
+    def has_for(self, at_s: float) -> bool:
+        """Whether a connection that waits now will be young enough at `at_s`."""
+        return bool(self._idle) and self._idle[-1].idle_since_s + self._idle_reuse_s > at_s
+
     def give(self, connection: Connection, now_s: float) -> None:
         """Keep a connection for the next request."""
-        if self._closed or self._idle_reuse_s <= 0.0 or self._max_idle <= 0:
+        if not self.keeps:
             connection.close()
             return
         if len(self._idle) >= self._max_idle:
             self._idle.popleft().close()
         connection.idle_since_s = now_s
-        connection.uses = max(connection.uses, 1)
         self._idle.append(connection)
 
     def expire(self, now_s: float) -> None:

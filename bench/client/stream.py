@@ -7,9 +7,11 @@ Does not: parse (AnswerReader), keep connections (pool), or decide what a status
 1. `on_done` is called exactly once, whatever happens.
 2. `send_at` is taken just before the write of the request's last byte, on the connection that was used in the end.
 3. Bytes are read in the hub's io callback until the first output, then, when lazy, by the transport's drain.
-4. A request is sent again once, and only when a kept connection died before any byte of the answer.
+4. A request is sent again once, and only when a connection that had waited in the pool died before any byte of the
+   answer.
 5. Time limits are told apart: connect (lookup, TCP, proxy, TLS), first token (from the start of the write), idle
-   (between two reads after the first output), total (from the call of send).
+   (between two reads after the first output), total (from the call of `start` or `send`).
+6. `start` never waits.
 """
 from __future__ import annotations
 
@@ -43,9 +45,9 @@ class Stream:
 
     __slots__ = (
         "_answer_reads", "_clock", "_connect_s", "_connection_kind", "_dns_s", "_drained_bytes", "_empty_ns", "_gate",
-        "_heard_s", "_lag_ns", "_lazy_wanted", "_opened_s", "_phase", "_reader_factory", "_request", "_retried",
-        "_started_s", "_tls_s", "_transport", "_user_reads", "_write_s", "bucket", "connection", "lazy", "on_done",
-        "outcome", "reader", "request_id", "send_at", "slot", "was_lazy",
+        "_heard_s", "_kept", "_lag_ns", "_lazy_wanted", "_opened_s", "_phase", "_reader_factory", "_request",
+        "_retried", "_started_s", "_tls_s", "_transport", "_unsent", "_user_reads", "_write_s", "bucket", "connection",
+        "lazy", "on_done", "outcome", "reader", "request_id", "send_at", "slot", "was_lazy",
     )  # fmt: skip
 
     def __init__(self, transport: Transport, request: bytes, reader_factory: Callable[[], Any], *, request_id: str,
@@ -57,7 +59,9 @@ class Stream:
         self._lazy_wanted = not prompt_read
         self._gate = Gate(transport.hub)
         self._phase = OPENING
-        self._started_s = self._opened_s = self._write_s = self._heard_s = time.monotonic()
+        self._started_s = self._opened_s = self._write_s = self._heard_s = 0.0
+        self._unsent = memoryview(b"")
+        self._kept = False
         self._empty_ns = 0
         self._lag_ns = 0
         self._answer_reads = 0
@@ -79,18 +83,48 @@ class Stream:
         self.request_id = request_id
         self.send_at: float | None = None
 
-    # Opening and writing: on the greenlet that called `send` (or the one of the second try).
+    def begin(self, now_s: float) -> None:
+        """The limits count from now."""
+        self._started_s = self._opened_s = self._write_s = self._heard_s = now_s
+
+    # Opening and writing: on the greenlet that called `start` or `send`, or one of their own (see `start`).
+
+    def start(self) -> None:
+        """Write the request now on a kept connection; never waits: what would wait goes on in a greenlet."""
+        connection = self._transport.take()
+        if connection is None:
+            gevent.spawn(self.run)
+            return
+        try:
+            self._use(connection)
+            self._begin_writing(connection)
+            if not self._push(connection):
+                gevent.spawn(self._guard, self._write_rest)
+        except Exception as error:
+            self._bug(error)
+            raise
+        finally:
+            if self._phase == DONE:
+                self._drop_connection()
 
     def run(self, *, fresh: bool = False) -> None:
         """Open or take a connection and write the request; reading goes on in the hub."""
+        self._guard(self._open_and_write, fresh)
+
+    def _open_and_write(self, fresh: bool) -> None:
+        self._gate.check()
+        connection = self._transport.connect(self._gate, fresh=fresh)
+        if self._phase == DONE:
+            connection.close()
+            return
+        self._use(connection)
+        self._begin_writing(connection)
+        self._write_rest()
+
+    def _guard(self, work: Callable[..., None], *arguments: Any) -> None:
+        """Whatever ends the work ends the stream, with an outcome."""
         try:
-            self._gate.check()
-            connection = self._transport.connect(self._gate, fresh=fresh)
-            if self._phase == DONE:
-                connection.close()
-                return
-            self._use(connection)
-            self._write(connection)
+            work(*arguments)
         except Stopped as stopped:
             self.fail(stopped.kind, stopped.detail)
         except Exception as error:
@@ -107,41 +141,54 @@ class Stream:
     def _use(self, connection: Connection) -> None:
         self.connection = connection
         self._connection_kind = "reused" if connection.uses else "new"
+        self._kept = connection.idle_since_s > 0.0
         if not connection.uses:
             self._dns_s, self._connect_s, self._tls_s = connection.dns_s, connection.connect_s, connection.tls_s
         connection.uses += 1
 
-    def _write(self, connection: Connection) -> None:
-        """Write the request; an answer that comes before all of it is read on the way, and may end the writing."""
+    def _begin_writing(self, connection: Connection) -> None:
         self._phase = WRITING
         self._write_s = time.monotonic()
-        data = self._request if connection.tls is None else connection.tls.encrypt(self._request)
         self._empty_ns = int(self._write_s * 1e9)
-        view = memoryview(data)
-        while view:
+        self._unsent = memoryview(self._request if connection.tls is None else connection.tls.encrypt(self._request))
+
+    def _push(self, connection: Connection) -> bool:
+        """Write what the socket takes; False when it takes no more now, True when nothing is left to be written."""
+        unsent = self._unsent
+        while unsent:
             self.send_at = time.monotonic()
             try:
-                view = view[connection.sock.send(view):]
+                unsent = unsent[connection.sock.send(unsent):]
             except BlockingIOError:
-                self._gate.wait_fd(connection.fd, READ | WRITE)
-                self._phase = READING
-                self.read_once()
-                if self._phase != READING:
-                    return
-                self._phase = WRITING
+                self._unsent = unsent
+                return False
             except OSError as error:
                 # The service may have answered (413, 429) and closed without reading: the answer counts.
                 if not self._answer_waits(connection):
                     self._broken(error)
-                    return
+                    return True
                 connection.reusable = False
                 break
+        self._unsent = unsent
         self._phase = READING
         self.reader.send_at = self.send_at
         if self._answer_reads == 0:
             self._empty_ns = int((self.send_at or 0.0) * 1e9)
         if not self.lazy:
             connection.watcher.start(self._readable)
+        return True
+
+    def _write_rest(self) -> None:
+        """Write the rest; an answer that comes before all of it is read on the way, and may end the writing."""
+        connection = self.connection
+        # A limit may have ended the stream before its greenlet ran.
+        while connection is not None and self._phase == WRITING and not self._push(connection):
+            self._gate.wait_fd(connection.fd, READ | WRITE)
+            self._phase = READING
+            self.read_once()
+            if self._phase != READING:
+                return
+            self._phase = WRITING
 
     @staticmethod
     def _answer_waits(connection: Connection) -> bool:
@@ -195,7 +242,9 @@ class Stream:
             if data:
                 self._user_reads += 1
         if not more:
-            self._empty_ns = now_ns
+            # What comes next came after the newest segment read now; "after this moment" would be wrong when the
+            # process was held up between the read and its look at the clock.
+            self._empty_ns = at_ns
         if data:
             self._answer_reads += 1
             self._drained_bytes += len(data)
@@ -261,11 +310,12 @@ class Stream:
         self.fail(kind, name)
 
     def _may_retry(self) -> bool:
-        return self._connection_kind == "reused" and self._answer_reads == 0 and not self._retried
+        return self._kept and self._answer_reads == 0 and not self._retried
 
     def _retry(self) -> None:
         """Send again, once, on a new connection: the kept one had died, nobody has read the request."""
         self._retried = True
+        self._kept = False
         self._transport.counts.retried += 1
         self._drop_connection()
         self.reader = self._reader_factory()

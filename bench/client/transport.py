@@ -4,12 +4,13 @@ Input: an endpoint, `TransportOptions`, an API key; per request a body and a cal
 Output: one `Outcome` per request through `on_done`; `TransportStats`.
 Does not: decide when to send, build bodies, follow redirects, or judge.
 
-1. `send` blocks its greenlet only while it connects and writes; answers are read in callbacks of the hub.
+1. `start` never waits; `send` blocks its greenlet only while it connects and writes; answers are read in callbacks of
+   the hub.
 2. Lazy reading: after its first output a stream is left alone and drained every `drain_interval_s`, together with
    the others of its slot. The time of a drained read is the kernel's stamp of its newest segment, so the end of an
    answer is exact; what came before in the same read has no time of its own, and its last output may be older than
    the stamp by at most the drain interval (in practice by the gap between the last token and the answer's end).
-3. One timer drains, one looks at the time limits; there is no timer per stream.
+3. One timer, the beat, drains, looks at the time limits and measures the loop's lag; there is no timer per stream.
 4. Made and used in one process and thread, after any fork.
 Wire-level reasons: docs/metrics.md.
 """
@@ -43,14 +44,17 @@ from bench.client.stream import Stream
 TICK_S = 0.05
 # Longest time between two looks at the limits of one stream.
 LOOK_S = 2.0
-# A drain interval has this many slots. More slots hold the loop for less (60 of 300 streams: about 1 ms) and wake it
-# more often (a wake-up costs 30-70 microseconds on a small virtual machine, more than the drain of a stream).
-DRAIN_SLOTS = 5
+# A drain interval has this many slots, one for each beat. A wake-up costs more than the drain of a stream (30
+# microseconds when its callback does nothing, five times that with cold caches), so there are few.
+DRAIN_SLOTS = 4
+# After so many streams (about a millisecond) the drain lets the loop look at its timers and sockets.
+DRAIN_AT_ONCE = 32
+# The beat without lazy reading.
+BEAT_S = 0.05
 # How far back `in_flight_at` can look, beyond the time an answer may wait for its drain.
-HISTORY_S = 1.0
-DRAIN_NOW_STREAMS = 32
-# Not 0: the loop goes on with such greenlets for 5 ms before it looks at timers and sockets again.
-YIELD_S = 0.0005
+HISTORY_S = 2.0
+# A connection is opened ahead at most once in this time after one could not be opened.
+AHEAD_PAUSE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +138,6 @@ class Transport:
             self._fields += proxy.authorization
         self.counts = Counts()
         self.clock = KernelClock()
-        self.lag = LoopLag(self.hub)
         self.pool = IdlePool(options.idle_reuse_s, options.max_idle)
         self.lazy_reading = options.read != "prompt" and self.kernel_stamps
         # The limits of a stream are looked at this often, besides when one is due.
@@ -147,13 +150,14 @@ class Transport:
         self._tick_at = int(time.monotonic() / TICK_S)
         self._slots: list[dict[Stream, None]] = [{} for _ in range(DRAIN_SLOTS)]
         self._slot = self._next_slot = self._lazy = 0
+        self._undrained: list[Stream] = []
         self._drain_max_s = 0.0
-        slot_s = options.drain_interval_s / DRAIN_SLOTS
-        self._drain_timer = self.hub.loop.timer(slot_s, slot_s)
-        self._limit_timer = self.hub.loop.timer(TICK_S, TICK_S)
-        self._limiting = False
-        self._pool_timer = self.hub.loop.timer(1.0, 1.0, ref=False)
-        self._pool_timer.start(self._expire_idle)
+        self._slot_s = options.drain_interval_s / DRAIN_SLOTS
+        self.lag = LoopLag(self.hub, min(self._slot_s, BEAT_S) if self.lazy_reading else BEAT_S, self._beat)
+        # No time: the rest of a drain goes on after what else is due.
+        self._rest_timer = self.hub.loop.timer(0.0)
+        self._ahead = False
+        self._ahead_from_s = 0.0
         self._closed = False
         self._secrets = (api_key,) if api_key else ()
         self._answer = self._with_secrets(options.answer or AnswerOptions())
@@ -167,8 +171,7 @@ class Transport:
     @property
     def settle_s(self) -> float:
         """After this time an answer that was complete has been drained, unless our loop is later than that itself."""
-        slot_s = self.options.drain_interval_s / DRAIN_SLOTS
-        return self.options.drain_interval_s + slot_s if self.lazy_reading else slot_s
+        return self.options.drain_interval_s + self._slot_s if self.lazy_reading else self._slot_s
 
     def in_flight_at(self, at_s: float) -> int:
         """Streams that had been given to `send` and whose answer had not ended at `at_s` (monotonic, past).
@@ -176,16 +179,20 @@ class Transport:
         By the arrival of the answer's end, so exact without draining anything, once `settle_s` has passed since then;
         asked for earlier, answers that wait in their sockets count. Looks back `HISTORY_S + settle_s`.
         """
-        began_since = sum(1 for start_s in self._starts_s if start_s > at_s)
+        began_since = 0
+        for start_s in reversed(self._starts_s):
+            if start_s <= at_s:
+                break
+            began_since += 1
         ended_since = sum(1 for end_s in self._ends_s if end_s > at_s)
         return len(self._streams) - began_since + ended_since
 
-    def send(self, body: bytes, *, request_id: str, prompt_read: bool = False, pinned_tokens: int | None = None,
-             on_done: Callable[[Outcome], None], method: str = "POST", path: str | None = None,
-             answer: AnswerOptions | None = None) -> Stream:
-        """Send one request from this greenlet; returns when it is written or has failed.
+    def prepare(self, body: bytes, *, request_id: str, prompt_read: bool = False, pinned_tokens: int | None = None,
+                on_done: Callable[[Outcome], None], method: str = "POST", path: str | None = None,
+                answer: AnswerOptions | None = None) -> Stream:
+        """A request ready for `start`; nothing is sent or counted yet.
 
-        on_done: called exactly once, in the hub or in this greenlet; must be cheap and must not block.
+        on_done: called exactly once after `start`, in the hub or in a greenlet; must be cheap and must not block.
         prompt_read: read this answer promptly to its end (the sampled share), whatever `options.read` says.
         """
         request = self.request(body, request_id=request_id, method=method, path=path)
@@ -195,18 +202,35 @@ class Transport:
         def reader() -> AnswerReader:
             return AnswerReader(how, pinned_tokens=pinned_tokens, model=model)
 
-        stream = Stream(self, request, reader, request_id=request_id, on_done=on_done,
-                        prompt_read=prompt_read or not self.lazy_reading)
+        return Stream(self, request, reader, request_id=request_id, on_done=on_done,
+                      prompt_read=prompt_read or not self.lazy_reading)
+
+    def start(self, stream: Stream) -> None:
+        """Send a prepared request. Returns at once: what would wait goes on in a greenlet."""
+        if self._admit(stream):
+            self._guarded(stream.start)
+            if self._gatherer is not None:
+                self._gatherer.serve_early()
+
+    def send(self, body: bytes, **request: Any) -> Stream:
+        """Send one request from this greenlet (arguments of `prepare`); returns when it is written or has failed."""
+        stream = self.prepare(body, **request)
+        if self._admit(stream):
+            stream.run()
+        return stream
+
+    def _admit(self, stream: Stream) -> bool:
+        """The stream is in flight from now on; False when it has failed at once."""
+        now_s = time.monotonic()
+        stream.begin(now_s)
         self._streams[stream] = None
         self.counts.sent += 1
-        now_s = time.monotonic()
         _remember(self._starts_s, now_s, now_s - HISTORY_S - self.settle_s)
         if self._closed:
-            stream.fail("CL-STOP", "the transport is closed")
-            return stream
+            self._guarded(stream.fail, "CL-STOP", "the transport is closed")
+            return False
         self._watch(stream, now_s)
-        stream.run()
-        return stream
+        return True
 
     def ask(self, body: bytes, *, request_id: str, **more: Any) -> Outcome:
         """Send one request, like `send`, and wait for its outcome on this greenlet."""
@@ -233,20 +257,44 @@ class Transport:
 
         def one() -> None:
             nonlocal opened
-            gate = Gate(self.hub)
-            timer = gevent.spawn_later(limit_s, gate.stop, Stopped("connect_timeout"))
-            try:
-                connection = self._dialer.open(gate)
-            except Stopped:
-                return
-            finally:
-                timer.kill(block=False)
-            self.counts.opened += 1
-            self.pool.give(connection, time.monotonic())
-            opened += 1
+            if self._open_idle(limit_s, uses=1):
+                opened += 1
 
         gevent.joinall([gevent.spawn(one) for _ in range(n)])
         return opened
+
+    def open_ahead(self, due_s: float) -> None:
+        """Have a connection at hand for a request that is due at `due_s`; returns at once.
+
+        Opens one into the pool when none waits there, one at a time. A connection that cannot be opened is no event:
+        the request tries again when it is due, and tells.
+        """
+        now_s = time.monotonic()
+        if not self._ahead and now_s >= self._ahead_from_s and self.pool.keeps and not self.pool.has_for(due_s):
+            self._ahead = True
+            gevent.spawn(self._open_one_ahead)
+
+    def _open_one_ahead(self) -> None:
+        try:
+            if not self._open_idle(self.options.connect_timeout_s, uses=0):
+                self._ahead_from_s = time.monotonic() + AHEAD_PAUSE_S
+        finally:
+            self._ahead = False
+
+    def _open_idle(self, limit_s: float, *, uses: int) -> bool:
+        """Open a connection into the pool, from a greenlet; whether that went well."""
+        gate = Gate(self.hub)
+        timer = gevent.spawn_later(limit_s, gate.stop, Stopped("connect_timeout"))
+        try:
+            connection = self._dialer.open(gate)
+        except Stopped:
+            return False
+        finally:
+            timer.kill(block=False)
+        self.counts.opened += 1
+        connection.uses = uses
+        self.pool.give(connection, time.monotonic())
+        return True
 
     def stats(self, *, reset: bool = False) -> TransportStats:
         """What has happened; `reset` starts loop lag and drain time anew (once per stage)."""
@@ -274,22 +322,26 @@ class Transport:
         self._keeper.close()
         if self._gatherer is not None:
             self._gatherer.close()
-        for timer in (self._drain_timer, self._limit_timer, self._pool_timer):
-            timer.stop()
-            timer.close()
+        self._rest_timer.stop()
+        self._rest_timer.close()
 
     def _with_secrets(self, answer: AnswerOptions) -> AnswerOptions:
         return replace(answer, secrets=(*answer.secrets, *self._secrets)) if self._secrets else answer
 
     # For the streams.
 
+    def take(self) -> Connection | None:
+        """A connection that waits in the pool, None when there is none."""
+        connection = self.pool.take(time.monotonic())
+        if connection is not None and connection.uses:
+            self.counts.reused += 1
+        return connection
+
     def connect(self, gate: Gate, *, fresh: bool) -> Connection:
         """A kept connection, or a new one; raises Stopped."""
-        if not fresh:
-            connection = self.pool.take(time.monotonic())
-            if connection is not None:
-                self.counts.reused += 1
-                return connection
+        connection = None if fresh else self.take()
+        if connection is not None:
+            return connection
         connection = self._dialer.open(gate)
         self.counts.opened += 1
         return connection
@@ -300,7 +352,7 @@ class Transport:
 
     def refine(self) -> None:
         """A promptly read stream had several outputs in one read."""
-        if self._gatherer is not None:
+        if self._gatherer is not None and self._gatherer.punctual:
             self._gatherer.refine()
 
     def forget(self, stream: Stream) -> None:
@@ -309,22 +361,33 @@ class Transport:
         now_s = time.monotonic()
         end_s = None if stream.outcome is None else stream.outcome.done_at
         _remember(self._ends_s, now_s if end_s is None else end_s, now_s - HISTORY_S - self.settle_s)
+        if self._gatherer is not None and stream.outcome is not None:
+            chunks, first_s, last_s = stream.outcome.chunks, stream.outcome.first_token_at, stream.outcome.last_token_at
+            if chunks and chunks > 1 and first_s is not None and last_s is not None:
+                self._gatherer.saw_gap((last_s - first_s) / (chunks - 1))
         self._streams.pop(stream, None)
         bucket = self._buckets.get(stream.bucket)
         if bucket is not None:
             bucket.discard(stream)
-        if not self._streams and self._limiting:
-            self._limiting = False
+        if not self._streams:
             self._buckets.clear()
-            self._limit_timer.stop()
+
+    def _beat(self) -> None:
+        """About twenty times a second: all that has to be done again and again."""
+        now_s = time.monotonic()
+        self.pool.expire(now_s)
+        if self._streams:
+            self._check_limits(now_s)
+        if self._lazy:
+            self._drain()
+        if self._gatherer is not None:
+            self._gatherer.serve_early()
 
     # Time limits: streams wait in buckets of one tick; a bucket that is due is looked at once.
 
     def _watch(self, stream: Stream, now_s: float) -> None:
-        if not self._limiting:
-            self._limiting = True
+        if not self._buckets:
             self._tick_at = int(now_s / TICK_S)
-            self._limit_timer.again(self._check_limits)
         self._put(stream, stream.check(now_s))
 
     def _put(self, stream: Stream, look_s: float | None) -> None:
@@ -333,8 +396,7 @@ class Transport:
         stream.bucket = max(int(look_s / TICK_S) + 1, self._tick_at + 1)
         self._buckets.setdefault(stream.bucket, set()).add(stream)
 
-    def _check_limits(self) -> None:
-        now_s = time.monotonic()
+    def _check_limits(self, now_s: float) -> None:
         now_tick = int(now_s / TICK_S)
         while self._tick_at < now_tick:
             self._tick_at += 1
@@ -353,42 +415,34 @@ class Transport:
         self._next_slot = (self._next_slot + 1) % DRAIN_SLOTS
         self._slots[stream.slot][stream] = None
         if self._lazy == 1:
-            self._drain_timer.again(self._drain)
+            self.lag.hold(True)
 
     def stop_lazy(self, stream: Stream) -> None:
         """The drain leaves the stream alone from now on."""
         self._lazy -= 1
         del self._slots[stream.slot][stream]
         if self._lazy == 0:
-            self._drain_timer.stop()
+            self.lag.hold(False)
 
     def _drain(self) -> None:
         """Read the lazy streams of the next slot."""
-        started_s = time.monotonic()
         self._slot = (self._slot + 1) % DRAIN_SLOTS
-        for stream in list(self._slots[self._slot]):
+        self._undrained += self._slots[self._slot]
+        self.counts.drains += 1
+        self._drain_some()
+
+    def _drain_some(self) -> None:
+        started_s = time.monotonic()
+        streams, self._undrained = self._undrained[:DRAIN_AT_ONCE], self._undrained[DRAIN_AT_ONCE:]
+        for stream in streams:
             if stream.lazy:
                 try:
                     stream.drain()
                 except Exception:
                     self.hub.handle_error(stream, *sys.exc_info())
-        self.counts.drains += 1
         self._drain_max_s = max(self._drain_max_s, time.monotonic() - started_s)
-
-    def drain_now(self) -> None:
-        """Read every lazy stream once, on a greenlet: `in_flight` then counts no answer that is complete.
-
-        A few streams at a time: 800 of them take 20 ms, and what is due goes first.
-        """
-        for slot in self._slots:
-            for number, stream in enumerate(list(slot)):
-                if stream.lazy:
-                    self._guarded(stream.drain)
-                if number % DRAIN_NOW_STREAMS == DRAIN_NOW_STREAMS - 1:
-                    gevent.sleep(YIELD_S)
-
-    def _expire_idle(self) -> None:
-        self.pool.expire(time.monotonic())
+        if self._undrained and not self._closed:
+            self._rest_timer.start(self._drain_some, update=True)
 
     def _guarded(self, call: Callable[..., Any], *arguments: Any) -> None:
         """A fault in one stream (its callback) must not keep the others waiting."""
