@@ -158,7 +158,18 @@ def test_make_demo(place: tuple[Path, dict[str, str]]) -> None:
 def test_no_line_of_the_readme_is_left_out() -> None:
     known = SHELL + MAKE + TO_THE_END + LOCUST
     assert [line for line in COMMANDS if not line.startswith(known)] == []
-    assert {line for line in COMMANDS if line.startswith(MAKE)} == {"make demo"}
+    # `make demo` has a test of its own above; `make test` is what runs this one
+    assert [line for line in COMMANDS if line.startswith(MAKE)] == ["make demo", "make test"]
+
+
+def test_the_first_screen_says_how_to_begin_and_the_ways_in() -> None:
+    """Before the second heading: what it is, the two commands, the picture, one row for each way to use it."""
+    top = README.split("\n## ", 1)[0]
+    assert re.findall(r"^make .+", top, re.MULTILINE) == ["make demo", "make test"] and "docs/images/report.png" in top
+    rows = re.findall(r"^\| .+ \|$", top, re.MULTILINE)[1:]
+    sections = {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in re.findall(r"^## (.+)$", README, re.MULTILINE)}
+    assert len(rows) == 4 and all(set(re.findall(r"\(#([^)]+)\)", row)) & sections for row in rows)
+    assert len(top.split()) < 350  # a screen, not an essay
 
 
 def test_every_page_the_readme_names_exists() -> None:

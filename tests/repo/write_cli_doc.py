@@ -18,6 +18,8 @@ HEAD = """# The command line
 
 `bench COMMAND --help` says the same as this page. Results go to standard output, everything else to standard error. Progress is drawn on a terminal only; otherwise there is one line per stage. `NO_COLOR` and `TERM=dumb` are honoured. Exit codes: [exit-codes.md](exit-codes.md).
 
+With `--json`, standard output holds JSON and nothing else (`watch`: one object per line). A command that could not do its work says why on standard error and by its exit code; `run`, `demo`, `simulate`, `check` and `validate` say it in the JSON too (`error`, or `problems`).
+
 The API key is never an option: `BENCH_API_KEY`, `BENCH_API_KEY_FILE` or a line in `.env` ([config.md](config.md)).
 
 Completion: `eval "$(bench completion bash)"`, the same for zsh and fish.
