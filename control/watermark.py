@@ -312,30 +312,45 @@ def _hold(f: Facts, safe: float) -> Line:
                 "3 / (1 - a) arrivals without any miss prove attainment a at 95 %; ten times that allows some")
 
 
-# key -> option of each engine; None: it has none
-FLAGS: dict[str, dict[str, str | None]] = {
-    "vllm": {"max_num_seqs": "--max-num-seqs", "max_num_batched_tokens": "--max-num-batched-tokens",
-             "batch_size_cap": "--max-num-active-seqs", "max_num_queued_reqs": "--max-num-queued-reqs",
-             "max_num_queued_tokens": "--max-num-queued-tokens"},
-    "sglang": {"max_num_seqs": None, "batch_size_cap": "--max-running-requests",
-               "max_num_batched_tokens": "--chunked-prefill-size", "max_num_queued_reqs": "--max-queued-requests",
-               "max_num_queued_tokens": None},
-    "tensorrt-llm": {"max_num_seqs": None, "batch_size_cap": "--max_batch_size",
-                     "max_num_batched_tokens": "--max_num_tokens", "max_num_queued_reqs": None,
-                     "max_num_queued_tokens": None},
+# Options by engine, as (option, keys whose values add up); None: the engine has none. Checked against the sources and
+# pages of: vLLM 0.33 (--max-num-active-seqs since 0.31, --max-num-queued-* since 0.29), SGLang 0.5 (server arguments),
+# TensorRT-LLM 1.x (trtllm-serve). vLLM counts waiting AND running requests against --max-num-queued-reqs.
+FLAGS: dict[str, dict[str, tuple[str, tuple[str, ...]] | None]] = {
+    "vllm": {
+        "max_num_seqs": ("--max-num-seqs", ("max_num_seqs",)),
+        "max_num_batched_tokens": ("--max-num-batched-tokens", ("max_num_batched_tokens",)),
+        "batch_size_cap": ("--max-num-active-seqs", ("batch_size_cap",)),
+        "max_num_queued_reqs": ("--max-num-queued-reqs", ("batch_size_cap", "max_num_queued_reqs")),
+        "max_num_queued_tokens": ("--max-num-queued-tokens", ("max_num_queued_tokens",)),
+    },
+    "sglang": {
+        "batch_size_cap": ("--max-running-requests", ("batch_size_cap",)),
+        "max_num_batched_tokens": ("--chunked-prefill-size", ("max_num_batched_tokens",)),
+        "max_num_queued_reqs": ("--max-queued-requests", ("max_num_queued_reqs",)),
+        "max_num_queued_tokens": None,
+    },
+    "tensorrt-llm": {
+        "batch_size_cap": ("--max_batch_size", ("batch_size_cap",)),
+        # Without chunks a prompt longer than the step's tokens is refused.
+        "max_num_batched_tokens": ("--enable_chunked_prefill --max_num_tokens", ("max_num_batched_tokens",)),
+        "max_num_queued_reqs": None,
+        "max_num_queued_tokens": None,
+    },
 }
 
 
 def engine_flags(plan: CapacityPlan) -> dict[str, tuple[str, list[str]]]:
     """Per engine: its command-line options, and the limits it has no option for (keep those in the gateway)."""
+    values = {line.key: line.value for line in plan.lines}
     found = {}
-    for engine, names in FLAGS.items():
+    for engine, options in FLAGS.items():
         parts, missing = [], []
-        for key, option in names.items():
-            value = plan.line(key).value
-            if option is not None and value is not None:
-                parts.append(f"{option} {int(value)}")
-            elif option is None and key.startswith("max_num_queued"):
+        for key, option in options.items():
+            if option is None:
                 missing.append(key)
+                continue
+            told = [values[name] for name in option[1]]
+            if None not in told:
+                parts.append(f"{option[0]} {sum(int(value or 0) for value in told)}")
         found[engine] = (" ".join(parts), missing)
     return found

@@ -107,10 +107,13 @@ def test_residence_between_and_outside():
 
 def test_flags_name_what_an_engine_lacks():
     flags = engine_flags(make_plan(FACTS))
+    # vLLM counts the 20 that run with the 17 that may wait (its max_num_queued_reqs is of requests in flight)
     assert flags["vllm"] == ("--max-num-seqs 20 --max-num-batched-tokens 3420 --max-num-active-seqs 20 "
-                             "--max-num-queued-reqs 17 --max-num-queued-tokens 22967", [])
-    assert flags["sglang"][1] == ["max_num_queued_tokens"]
-    assert flags["tensorrt-llm"][1] == ["max_num_queued_reqs", "max_num_queued_tokens"]
+                             "--max-num-queued-reqs 37 --max-num-queued-tokens 22967", [])
+    assert flags["sglang"] == ("--max-running-requests 20 --chunked-prefill-size 3420 --max-queued-requests 17",
+                               ["max_num_queued_tokens"])
+    assert flags["tensorrt-llm"] == ("--max_batch_size 20 --enable_chunked_prefill --max_num_tokens 3420",
+                                     ["max_num_queued_reqs", "max_num_queued_tokens"])
 
 
 @pytest.fixture(scope="module")
