@@ -46,6 +46,7 @@ def _run(options: JobOptions, say: Console, stops: Stops) -> int:
     resolved = prepare.load(options, say)
     check_part(options, resolved)
     plan = prepare.plan_of(options, resolved.config)
+    prepare.note_target(options, resolved.config.loadgen.target_qps, plan, say)
     prepare.check_baseline(options, plan)
     prepare.refuse_over_limits(resolved, plan)
     run_dir = prepare.make_run_dir(options)

@@ -13,12 +13,14 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from bench.commands.console import Console, live_text
 from bench.commands.job_options import JobOptions
+from bench.commands.prepare import note_target
 from tests.load.conftest import Ran, clean_environment, config_with
 
 ABORT = {"metric": "tpot", "statistic": "p50", "operator": "<=", "value": 1, "at": 60, "abort": True}
@@ -153,6 +155,16 @@ def test_a_narrow_terminal_keeps_the_words(tmp_path: Path, columns: int, shown: 
     lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out)
     assert code == 0 and all(words in lines for words in shown) and not any(words in lines for words in left_out), lines
     assert "…" not in lines
+
+
+@pytest.mark.parametrize(("qps", "shape", "said"), [("10,20", "sweep", True), ("10,15", "sweep", False), ("10", "single", False)])
+def test_rates_without_the_target_are_named_before_the_load(
+    qps: str, shape: str, said: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = JobOptions(config=Path("c.json"), qps=qps, shape=shape)
+    plan = SimpleNamespace(stages=[SimpleNamespace(offered_qps=float(rate)) for rate in qps.split(",")])
+    note_target(options, 15.0, plan, Console(options))
+    assert ("add 15 to --qps" in capsys.readouterr().err) is said
 
 
 def test_after_a_stop_no_attainment_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
