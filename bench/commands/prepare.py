@@ -64,12 +64,13 @@ def plan_of(options: JobOptions, config: Any) -> Any:
 
 
 def note_target(options: JobOptions, target_qps: float, plan: Any, say: Console) -> None:
-    """Say before the load that --qps leaves out the rate which the verdict is about; of the config's own rates the
-    check CFG-034 says it."""
+    """Say before the load that --qps leaves out the rate of the verdict (of the config's rates CFG-034 says it)."""
     rates = {stage.offered_qps for stage in plan.stages}
     if options.qps and options.shape == "sweep" and not options.users and target_qps not in rates:
-        say.note(f"--qps has no stage at {target_qps:g} requests/s (loadgen.target_qps), which the verdict is about: "
-                 f"it can only be PASS or FAIL when the rates around it decide it; add {target_qps:g} to --qps")  # fmt: skip
+        say.note(
+            f"--qps has no stage at loadgen.target_qps ({target_qps:g} requests/s), the rate of the verdict: "
+            f"INVALID unless the rates around it decide it; add {target_qps:g} to --qps"
+        )
 
 
 def refuse_over_limits(resolved: Any, plan: Any) -> None:

@@ -18,7 +18,10 @@ from typing import Any
 
 import click
 
-SHAPES = ("sweep", "repeat", "ramp", "spike", "smoke", "single", "hold")
+from bench.commands.options import SHAPES as ALL_SHAPES
+from bench.commands.options import plan_options
+
+SHAPES = tuple(name for name in ALL_SHAPES if name not in ("replay", "knee_search"))  # those need a trace, a service
 USAGE_EXIT = 2
 CHUNK_ROWS = 4096
 
@@ -44,11 +47,7 @@ CHUNK_ROWS = 4096
               show_default=True, help="Config file, JSON or YAML.")
 @click.option("--shape", type=click.Choice(SHAPES), default="sweep", show_default=True,
               help="What the load looks like over time.")
-@click.option("--qps", default="", help="Offered rates, such as 5,10,15; overrides the config.")
-@click.option("--stage-duration", type=click.FloatRange(min=0), default=0.0,
-              help="Seconds per stage; overrides the config.")
-@click.option("--repeats", type=click.IntRange(min=0), default=0, help="Times each rate is run.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of arrivals, lengths and prompts.")
+@plan_options
 @click.option("--set", "sets", multiple=True, metavar="KEY=VALUE",
               help="One config value, such as scheduler.policy=edf; may be repeated.")
 @click.option("--trace", type=click.Path(path_type=Path), default=None,
@@ -70,7 +69,7 @@ CHUNK_ROWS = 4096
 @click.option("--no-report", is_flag=True, help="Write requests, stages and gauge only; no analysis, no report.")
 @click.option("--json", "as_json", is_flag=True, help="One line of JSON on standard output at the end.")
 @click.option("--quiet", "-q", is_flag=True, help="Only the result.")
-def command(config: Path, shape: str, qps: str, stage_duration: float, repeats: int, seed: int, sets: tuple[str, ...],
+def command(config: Path, shape: str, qps: str, stage_duration_s: float, repeats: int, seed: int, sets: tuple[str, ...],
             trace: Path | None, rate_scale: float | None, old: Path | None, compare: Path | None, seeds: int,
             run_dir: Path | None, lang: str, decisions: bool, no_report: bool, as_json: bool, quiet: bool) -> None:
     """Simulate and exit with the verdict's code."""
@@ -82,7 +81,7 @@ def command(config: Path, shape: str, qps: str, stage_duration: float, repeats: 
     if trace is not None and old is not None:
         raise click.UsageError("--trace and --run exclude each other; give one load")
     options = JobOptions(
-        config=config, shape="replay" if trace else shape, run_dir=run_dir, qps=qps, stage_duration_s=stage_duration,
+        config=config, shape="replay" if trace else shape, run_dir=run_dir, qps=qps, stage_duration_s=stage_duration_s,
         repeats=repeats, seed=seed, lang=lang, as_json=as_json, quiet=quiet,
     )
     say = Console(options)
