@@ -166,7 +166,8 @@ def _master(pipe: Any, workers: int, rows_per_s: float, seconds: float) -> None:
 
     from bench.records.collect import Collector
     from bench.records.stage import RunInfo
-    from locustfiles.conductor import Conductor, Stripe
+    from locustfiles.conductor import Conductor
+    from locustfiles.crew import Stripe
 
     environment = Environment(user_classes=[])
     runner = environment.create_master_runner("127.0.0.1", 0)

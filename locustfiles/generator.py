@@ -9,7 +9,7 @@ Does not: parse answers, judge them, or decide when a stage begins or ends.
 3. The gauge counts streams by itself (the transport's own begins and ends); it never looks at the rows.
 4. The pacing loop never waits for an answer, a connection, or the master. It writes each request itself, on a kept
    connection; what would wait (a new connection, a full socket) goes on in a greenlet (`Transport.start`).
-5. A worker that has not heard its master for `LEASE_S` sends no arrival: after `LOST_S` (conductor.py) without a sign
+5. A worker that has not heard its master for `LEASE_S` sends no arrival: after `LOST_S` (crew.py) without a sign
    of it, its arrivals are given to others, and nothing may be sent twice. So LEASE_S < LOST_S.
 6. Rows are kept on this worker's disk before they travel, and travel again until the master has them.
 """
@@ -375,7 +375,10 @@ class Generator:
         stream: Stream | None = None
         prepared = looked = -1
         rested_s = now_s()
+        lapsed_s = -math.inf  # what was due before this came due while the lease was over
         while True:
+            if now_s() > job.lease_s:
+                lapsed_s = now_s()  # now: once the hub runs, a message that waits may renew the lease
             if not len(job.todo):  # until its end the stage may bring arrivals of a lost worker
                 job.alarm.until(end_s)
                 if not len(job.todo) and (job.halted.is_set() or now_s() >= end_s):
@@ -383,7 +386,7 @@ class Generator:
                 continue
             arrival = int(job.todo[0])
             due_s = start_s + float(intended[arrival])
-            if arrival != prepared and not job.halted.is_set():
+            if arrival != prepared and due_s > lapsed_s and not job.halted.is_set():
                 stream = self._prepared(job, arrival)  # before it is due: no work between due and sent
                 prepared = arrival
             if now_s() < due_s:
@@ -397,6 +400,8 @@ class Generator:
                 rested_s = now_s()
                 if rested_s < due_s and not job.halted.is_set():
                     continue  # look again: the list may have changed
+                if rested_s > job.lease_s:
+                    continue  # the process had been stopped
             elif now_s() - rested_s > SPREE_S:
                 gevent.sleep(YIELD_S)  # far behind: answers and messages must be read all the same
                 rested_s = now_s()
@@ -404,7 +409,7 @@ class Generator:
             job.todo = job.todo[1:]
             if job.halted.is_set():
                 self._refuse(job, arrival, job.halt_code if not job.abort else "CL-STOP")
-            elif now_s() > job.lease_s:
+            elif due_s <= lapsed_s:
                 self._refuse(job, arrival, "CL-LOST")  # the master may have given it to another worker by now
             elif job.opened - job.closed >= limit:
                 self._refuse(job, arrival, "CL-CAP")

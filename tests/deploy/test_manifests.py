@@ -83,7 +83,7 @@ def test_workers_are_one_number_and_the_grace_is_longer_than_the_drain(compose: 
     # a worker that is cut off sends nothing more before its arrivals are given away
     seconds = {
         name: float(re.findall(rf"^{name} = ([0-9.]+)", (PROJECT / "locustfiles" / file).read_text(encoding="utf-8"), re.M)[0])
-        for name, file in (("LEASE_S", "generator.py"), ("LOST_S", "conductor.py"))
+        for name, file in (("LEASE_S", "generator.py"), ("LOST_S", "crew.py"))
     }
     assert seconds["LEASE_S"] < seconds["LOST_S"]
 
@@ -141,6 +141,57 @@ def test_the_number_of_workers_is_the_same_everywhere() -> None:
     spec = jobs()["bench-worker"]["spec"]
     assert spec["completionMode"] == "Indexed"
     assert str(spec["parallelism"]) == str(spec["completions"]) == wanted
+
+
+@pytest.mark.skipif(not shutil.which("kubectl"), reason="kubectl is not installed")
+def test_kustomize_builds_the_base() -> None:
+    done = subprocess.run(["kubectl", "kustomize", str(BASE)], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    built = [d for d in yaml.safe_load_all(done.stdout) if d]
+    assert sorted(d["kind"] for d in built) == [
+        "ConfigMap", "Job", "Job", "NetworkPolicy", "PersistentVolumeClaim", "Service",
+    ]  # fmt: skip
+    (config,) = [d["metadata"]["name"] for d in built if d["kind"] == "ConfigMap"]
+    containers = {d["metadata"]["name"]: d["spec"]["template"]["spec"]["containers"][0] for d in built if d["kind"] == "Job"}
+    assert containers["bench-master"]["envFrom"] == [{"configMapRef": {"name": config}}]  # with the hash of its content
+    assert {c["image"] for c in containers.values()} == {"scheduler-bench:local"}
+    assert all(d["metadata"]["labels"]["app.kubernetes.io/part-of"] == "scheduler-bench" for d in built)
+
+
+# Fields of a LocustTest by the operator's own definition of it; True: a map of strings.
+LOCUST_TEST: dict[str, Any] = {
+    "image": str, "imagePullPolicy": str, "imagePullSecrets": list, "workers": int, "args": str, "env": list,
+    "labels": True, "annotations": True, "locustfile": dict, "metrics": dict,
+    "master": {"labels": True, "annotations": True, "resources": dict},
+    "worker": {"labels": True, "annotations": True, "resources": dict},
+}  # fmt: skip
+
+
+def check_fields(value: dict[str, Any], fields: dict[str, Any]) -> None:
+    assert set(value) <= set(fields), set(value) - set(fields)
+    for name, kind in fields.items():
+        if name not in value:
+            continue
+        if kind is True:
+            assert all(isinstance(v, str) for v in value[name].values()), name
+        elif isinstance(kind, dict):
+            check_fields(value[name], kind)
+        else:
+            assert type(value[name]) is kind, name
+
+
+def test_the_operator_example_has_the_fields_of_its_resource() -> None:
+    (test,) = documents(DEPLOY / "k8s" / "operator" / "locusttest.yaml")
+    spec = test["spec"]
+    check_fields(spec, LOCUST_TEST)
+    assert all(set(each) == {"name", "value"} and isinstance(each["value"], str) for each in spec["env"])
+    arguments = spec["args"].split()
+    assert arguments[arguments.index("--expect-workers") + 1] == str(spec["workers"])
+    # the operator gives these itself; with --headless it would delete the pods, and the run folder, at the end
+    assert not {"--master", "--worker", "--master-host", "--headless"} & set(arguments)
+    dockerfile = (DEPLOY / "k8s" / "operator" / "Dockerfile").read_text(encoding="utf-8")
+    assert re.findall("^ENTRYPOINT (.*)$", dockerfile, re.M) == ['["locust"]']  # it starts the entry point with Locust's options
+    assert f"-t {spec['image']} " in dockerfile
 
 
 # -- Prometheus and Grafana -----------------------------------------------------------------------
@@ -209,3 +260,33 @@ def test_promtool_accepts_and_evaluates_the_rules(arguments: tuple[str, ...]) ->
         ["promtool", *arguments], cwd=DEPLOY / "prometheus", capture_output=True, text=True, check=False, timeout=60
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_grafana_is_provisioned_with_what_is_mounted(compose: dict[str, Any]) -> None:
+    mounts = dict(m.rsplit(":", 2)[:2] for m in compose["services"]["grafana"]["volumes"] if m.count(":") == 2)
+    assert mounts == {
+        "./deploy/grafana/provisioning": "/etc/grafana/provisioning",
+        "./deploy/grafana/dashboards": "/var/lib/grafana/dashboards",
+    }
+    source = documents(DEPLOY / "grafana" / "provisioning" / "datasources" / "prometheus.yml")[0]
+    provider = documents(DEPLOY / "grafana" / "provisioning" / "dashboards" / "files.yml")[0]
+    assert source["apiVersion"] == provider["apiVersion"] == 1
+    (prometheus,), (files,) = source["datasources"], provider["providers"]
+    assert prometheus["url"] == "http://prometheus:9090" and prometheus["type"] == "prometheus"
+    assert {"name", "type", "access", "uid", "isDefault"} <= set(prometheus) and "prometheus" in compose["services"]
+    assert files["type"] == "file" and files["options"]["path"] in mounts.values()
+    home = compose["services"]["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
+    path = DEPLOY / "grafana" / "dashboards" / Path(home).name
+    dashboard = json.loads(path.read_text(encoding="utf-8"))
+    assert home.startswith(files["options"]["path"]) and dashboard["uid"] and dashboard["title"]
+    assert dashboard["schemaVersion"] >= 36 and dashboard.get("id") is None  # an id of another Grafana would be refused
+    for panel in dashboard["panels"]:
+        assert {"id", "type", "title", "gridPos", "targets", "datasource"} <= set(panel), panel["title"]
+        place = panel["gridPos"]
+        assert set(place) == {"x", "y", "w", "h"} and place["x"] + place["w"] <= 24
+        assert len({t["refId"] for t in panel["targets"]}) == len(panel["targets"])
+    boxes = [(p["gridPos"], p["title"]) for p in dashboard["panels"]]
+    for i, (a, one) in enumerate(boxes):
+        for b, two in boxes[i + 1 :]:
+            apart = a["x"] + a["w"] <= b["x"] or b["x"] + b["w"] <= a["x"] or a["y"] + a["h"] <= b["y"] or b["y"] + b["h"] <= a["y"]
+            assert apart, (one, two)
