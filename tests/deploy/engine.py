@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -50,6 +51,18 @@ def base_image() -> str | None:
     ).stdout.split()
     there = [image for image in said if "python:3" in image]
     return wanted or next((i for i in there if i.startswith("python:3.11-slim")), there[0] if there else None)
+
+
+def no_base() -> str:
+    """Why there is nothing to build on; empty when there is: an engine without a registry may hold no base image."""
+    if base_image():
+        return ""
+    wanted = re.search(r"^ARG BASE_IMAGE=(\S+)", (PROJECT / "Dockerfile").read_text(encoding="utf-8"), re.M)
+    assert wanted is not None
+    pulled = subprocess.run([engine_name(), "pull", "-q", wanted[1]], capture_output=True, text=True, check=False, timeout=300)
+    if pulled.returncode == 0:
+        return ""
+    return f"{wanted[1]} is not here and cannot be pulled; name a local Python image in BASE_IMAGE ({pulled.stderr.strip()[-150:]})"
 
 
 def build(folder: Path) -> str:

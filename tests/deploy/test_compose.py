@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import os
 import secrets
 import subprocess
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from .engine import PROJECT, build, compose_command, engine_name, why_not
+from .engine import PROJECT, build, compose_command, engine_name, no_base, why_not
 
 REASON = why_not()
 pytestmark = [
@@ -87,6 +89,8 @@ class Project:
 
 @pytest.fixture(scope="module")
 def image(tmp_path_factory: pytest.TempPathFactory) -> str:
+    if reason := no_base():
+        pytest.skip(f"no base image: {reason}")
     return build(tmp_path_factory.mktemp("image"))
 
 
@@ -129,6 +133,41 @@ def test_the_demo_profile_runs_to_its_report(project: Project, tmp_path: Path) -
     key = (PROJECT / "deploy" / "demo.key").read_bytes().strip()
     assert key not in project.compose("logs").stdout.encode()
     assert all(key not in path.read_bytes() for path in run.rglob("*") if path.is_file())
+    # the one-shot report: of the newest run, with the run's code
+    again = project.compose("run", "--rm", "report")
+    assert again.returncode == verdict["exit_code"] and f"/runs/{run.name}/report.html" in again.stdout, again.stderr[-2000:]
+    nothing = project.compose("run", "--rm", "report", RUN="/runs/nothing")
+    assert nothing.returncode == 2 and "no run folder '/runs/nothing'" in nothing.stdout + nothing.stderr
+
+
+def test_a_master_that_is_told_to_stop_drains_and_reports(project: Project, tmp_path: Path) -> None:
+    assert project.compose("up", "-d", "--no-build", BENCH_STAGE_DURATION="60").returncode == 0
+    project.wait_for_rows(20)
+    (master,) = project.container("master")
+    began = time.monotonic()
+    assert project.compose("stop", "master").returncode == 0  # SIGTERM, then stop_grace_period, then SIGKILL
+    assert time.monotonic() - began < 100  # of 120 s: it ended by itself
+    assert project.engine("inspect", "-f", "{{.State.ExitCode}}", master).stdout.strip() == "130"
+    run = project.files(tmp_path / "runs")
+    rows, stages = check_whole(run)
+    assert "interrupted" in stages[0]["marks"] and {r["status"] for r in rows} == {"ok", "unsent"}
+    assert (run / "report.html").exists()
+
+
+def test_the_web_page_is_on_loopback_alone(project: Project) -> None:
+    ui = ("-f", str(PROJECT / "deploy" / "compose.ui.yml"))
+    up = project.compose(*ui, "up", "-d", "--no-build", WEB_PORT="0")
+    assert up.returncode == 0, up.stderr
+    (master,) = project.container("master")
+    (place,) = set(project.engine("port", master, "8089").stdout.split())
+    assert place.startswith("127.0.0.1:")
+    limit, page = time.monotonic() + 60, ""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    while "Locust" not in page and time.monotonic() < limit:
+        with contextlib.suppress(OSError), opener.open(f"http://{place}/", timeout=5) as answer:
+            page = answer.read().decode()
+        time.sleep(0.2)
+    assert "Locust" in page
 
 
 def test_a_worker_container_that_is_killed(project: Project, tmp_path: Path) -> None:

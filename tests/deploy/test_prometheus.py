@@ -52,7 +52,7 @@ def free_port() -> int:
 
 
 class Page(http.server.BaseHTTPRequestHandler):
-    def do_GET(self) -> None:  # noqa: N802
+    def do_GET(self) -> None:
         text = PAGES.get(self.path.strip("/"), "")
         if self.path == "/bench":  # a counter that grows with the clock
             text += f'bench_arrivals_total{{status="ok",stage="s"}} {4 * time.monotonic()}\n'
