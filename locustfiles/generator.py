@@ -409,7 +409,7 @@ class Generator:
             job.todo = job.todo[1:]
             if job.halted.is_set():
                 self._refuse(job, arrival, job.halt_code if not job.abort else "CL-STOP")
-            elif due_s <= lapsed_s:
+            elif due_s <= lapsed_s or now_s() > job.lease_s:
                 self._refuse(job, arrival, "CL-LOST")  # the master may have given it to another worker by now
             elif job.opened - job.closed >= limit:
                 self._refuse(job, arrival, "CL-CAP")
