@@ -345,7 +345,7 @@ def complete(rollout: Rollout) -> dict[str, Any]:
     """The action of a rollout that passed everything."""
     return {
         "do": "complete",
-        "active": {"rollout": rollout.name, "stage": "full", "new_policy_share": 1.0, "new_policy_tenants": ["*"]},
+        "active": {"rollout": rollout.name, "stage": "complete", "new_policy_share": 1.0, "new_policy_tenants": ["*"]},
     }
 
 

@@ -120,14 +120,16 @@ def split(old: EngineConfig, new: EngineConfig, traffic: Traffic, tenants: Seque
             i0, j0 = i, j
 
 
-def difference(blocks: Sequence[Block]) -> dict[str, int]:
-    """What the two policies decided differently about the same arrivals."""
+def difference(blocks: Sequence[Block], close_s: float = 1e-9) -> dict[str, int]:
+    """What the two policies decided differently about the same arrivals; `close_s`: first tokens no further apart came
+    at the same time."""
     counts = {"same": 0, "only_old_refused": 0, "only_new_refused": 0, "both_refused": 0, "only_old_met": 0,
               "only_new_met": 0, "new_first_token_earlier": 0, "new_first_token_later": 0}
     for new, old in blocks:
         for n, o in zip(new, old, strict=True):
-            if n == o:
-                counts["same"] += 1
+            apart = n.ttft_s is not None and o.ttft_s is not None and abs(n.ttft_s - o.ttft_s) > close_s
+            counts["same"] += not apart and (n.met, n.refused, n.preemptions, n.ttft_s is None) == (
+                o.met, o.refused, o.preemptions, o.ttft_s is None)
             if n.refused and o.refused:
                 counts["both_refused"] += 1
             elif n.refused:
@@ -136,8 +138,6 @@ def difference(blocks: Sequence[Block]) -> dict[str, int]:
                 counts["only_old_refused"] += 1
             if n.met != o.met:
                 counts["only_new_met" if n.met else "only_old_met"] += 1
-            if n.ttft_s is not None and o.ttft_s is not None and abs(n.ttft_s - o.ttft_s) > 1e-9:
+            if apart:
                 counts["new_first_token_earlier" if n.ttft_s < o.ttft_s else "new_first_token_later"] += 1
     return counts
-
-

@@ -10,6 +10,7 @@ Source: the rollout of docs/production.md (a replica changes from one policy to 
 """
 from __future__ import annotations
 
+import hashlib
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
@@ -18,12 +19,18 @@ from engine.settings import EngineConfig
 if TYPE_CHECKING:
     from engine.scheduler import Core
 
-# Fields of EngineConfig that may change while requests are inside.
+# Fields of EngineConfig that may change while requests are inside. Not the deadlines: they are what policies are
+# compared by.
 RULES = frozenset({
     "policy", "max_num_batched_tokens", "max_num_seqs", "batch_size_cap", "enable_chunked_prefill",
     "long_prefill_token_threshold", "preemption_mode", "swap_space_gb", "hopeless", "admission", "revoke",
-    "prediction_sigma", "default_class", "classes", "tenants",
+    "prediction_sigma", "tenants",
 })
+
+
+def fingerprint(config: EngineConfig) -> str:
+    """Stands for all settings: two engines with the same one decide the same."""
+    return hashlib.sha256(repr(config).encode()).hexdigest()[:16]
 
 
 def fixed_changes(old: EngineConfig, new: EngineConfig) -> list[str]:

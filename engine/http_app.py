@@ -4,7 +4,8 @@ Input: `handle(connection, request)` from `engine.http_server`. Output: answers.
 Does not: parse bytes (http_server), validate bodies (http_api), decide scheduling (scheduler) or keep time (driver).
 
 Routes: `/v1/chat/completions`, `/v1/completions`, `/v1/models`, `/health`, `/version`, `/metrics`,
-`/debug/requests` (the engine's own record), `/debug/decisions` (why), `/debug/state`, `/debug/faults`.
+`/debug/requests` (the engine's own record), `/debug/decisions` (why), `/debug/state`, `/debug/faults`,
+`/debug/rollout` (engine/http_rollout.py).
 `docs/engine-http.md` describes them.
 """
 from __future__ import annotations
@@ -26,6 +27,8 @@ from engine import metrics as prometheus
 from engine.faults import Fault, Faults
 from engine.http_api import ApiError, Call, error_body, parse_call
 from engine.http_fleet import Fleet
+from engine.http_rollout import RolloutRoutes
+from engine.http_rollout import encode as encode_rows
 from engine.http_server import Connection, Request
 from engine.http_stream import Stream
 from engine.http_truth import FIELDS, TruthLog, encode
@@ -77,6 +80,9 @@ class App:
             "/debug/state": {"GET": self._debug_state},
             "/debug/faults": {"GET": self._list_faults, "POST": self._set_faults, "DELETE": self._set_faults},
         }
+        self.rollout = RolloutRoutes(fleet.live)
+        self._routes.update(self.rollout.routes)
+        self._routes["/debug/rollout/samples"] = {"GET": self._rollout_samples}
         fleet.on_end = self._ended
 
     # --- entry -------------------------------------------------------------------------------------------------
@@ -227,11 +233,20 @@ class App:
 
     def _debug_decisions(self, connection: Connection, request: Request) -> None:
         query = parse_qs(request.query)
-        lines, after, lost = self.fleet.decisions.page(_whole(query, "after", 0), _whole(query, "limit", None))
+        of = query.get("of", ["live"])[0]
+        if of not in ("live", "twin"):
+            raise ApiError(400, f"of is {of[:20]!r}; allowed: live, twin (of a rollout's shadow)", param="of")
+        log = self.fleet.decisions if of == "live" else self.fleet.live.twin_decisions
+        lines, after, lost = log.page(_whole(query, "after", 0), _whole(query, "limit", None))
         for name in query.get("request_id", ()):
             mark = b'"request_id":%b,' % orjson.dumps(name)
             lines = [line for line in lines if mark in line]
         self._lines(connection, request, lines, b"".join, extra=f"x-next-cursor: {after}\r\nx-lost: {lost}\r\n")
+
+    def _rollout_samples(self, connection: Connection, request: Request) -> None:
+        query = parse_qs(request.query)
+        rows, extra = self.rollout.page(_whole(query, "after", 0), _whole(query, "limit", None))
+        self._lines(connection, request, rows, encode_rows, extra)
 
     def _lines(self, connection: Connection, request: Request, rows: list[Any], encode: Callable[[list[Any]], bytes],
                extra: str = "") -> None:

@@ -159,6 +159,13 @@ class RealTimeDriver:
         if self._plan is None and not self._advancing:
             self._start(now_s)
 
+    def adopt(self, config: Any, now_s: float) -> None:
+        """Go on under other rules; what waited because of the old ones may start at once."""
+        self.advance(now_s)
+        self.core.adopt(config, now_s)
+        if self._plan is None and not self._advancing:
+            self._start(now_s)
+
     def advance(self, now_s: float) -> None:
         """Process every boundary that is due at `now_s`."""
         if self._advancing:  # a sink that aborts a request must not start the next step twice

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -17,6 +17,7 @@ from engine.http_driver import Lateness, RealTimeDriver
 from engine.http_stream import Stream
 from engine.journal import Journal
 from engine.lengths import length_key
+from engine.live import Live
 from engine.metrics import EngineMetrics
 from engine.request import Request, predict_tokens, sample_tokens
 from engine.router import Router
@@ -28,7 +29,9 @@ from engine.virtual import lane_seed
 class Fleet:
     """The replicas behind one address."""
 
-    def __init__(self, config: EngineConfig, *, output_mu: float, output_sigma: float) -> None:
+    def __init__(self, config: EngineConfig, *, output_mu: float, output_sigma: float,
+                 resolve: Callable[[Mapping[str, Any]], EngineConfig] | None = None) -> None:
+        """`resolve`: the settings of the engine's config with some keys changed, for a rollout."""
         self.config = config
         self.on_end: Callable[[Stream, dict[str, Any]], None] = lambda stream, record: None
         self._mu, self._sigma = output_mu, output_sigma
@@ -39,6 +42,7 @@ class Fleet:
         self.decisions = DecisionLog()
         for index, core in enumerate(self._cores):
             core.journal = Journal(self.decisions.add, index)
+        self.live = Live(config, self.drivers, resolve, decision_s=lambda: self.lateness()["decision_mean_s"] or 0.0)
         self._router = Router(config)
         self._index = {id(driver): index for index, driver in enumerate(self.drivers)}
         self._doubles = 0
@@ -51,12 +55,15 @@ class Fleet:
         request = self._request(stream)
         for driver in self.drivers:  # the router must see all replicas as of now
             driver.advance(now_s)
-        index = self._router.choose(request, self._cores)
+        live = self.live
+        index = live.choose(request) if live.splits else self._router.choose(request, self._cores)
         driver, metrics = self.drivers[index], self.metrics[index]
         stream.attach(driver, metrics, index)
         stream.core_request = request
         request.user = stream
         answer = driver.submit(request, now_s)
+        if live.watching:
+            live.arrived(request, index)
         if isinstance(answer, Reject):
             metrics.rejections[answer.reason] += 1
             request.user = stream.core_request = None
@@ -93,7 +100,9 @@ class Fleet:
             return
         now_s = time.monotonic()
         if stream.pending is None:
-            stream.driver.abort(stream.core_request.request_id, now_s)
+            name = stream.core_request.request_id
+            stream.driver.abort(name, now_s)
+            self.live.left(name, now_s)
         if not stream.closed:  # the abort may have run the step that ended it
             self._end(stream, "aborted", "abort", now_s, "abort")
 

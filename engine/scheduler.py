@@ -79,6 +79,11 @@ class Core:
         self.group = DecodeGroup(config.block_size) if (
             self._grouped and simple and not config.long_prefill_token_threshold) else None
 
+    @property
+    def rules(self) -> EngineConfig:
+        """The settings in force, or those that will be with the next step."""
+        return self._next_config or self.config
+
     def adopt(self, config: EngineConfig, now_s: float) -> None:
         """Go on under other rules (scheduler and admission settings), from the next step on at the latest."""
         handover.check(self.config, config)

@@ -10,10 +10,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from bench.config import load_config
 from bench.config.errors import ConfigError
@@ -21,6 +24,7 @@ from engine.http_app import App
 from engine.http_fleet import Fleet
 from engine.http_loop import new_event_loop, tune_process
 from engine.http_server import Server
+from engine.live import LiveError, Table
 from engine.settings import EngineConfig
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -35,6 +39,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
     parser.add_argument("--port", type=int, default=0, help="port; 0 lets the system choose (default)")
     parser.add_argument("--api-key-file", type=Path, metavar="F", help="ask for this key on /v1 routes")
+    parser.add_argument("--active", type=Path, metavar="FILE",
+                        help="active.json of a rollout, put in force at the start when it is there")
     parser.add_argument("--parent-pid", type=int, metavar="P", help="exit when process P is gone")
     parser.add_argument("--keep-alive-s", type=float, default=5.0, help="idle connections close after this (default 5)")
     return parser
@@ -61,6 +67,14 @@ async def watch_parent(pid: int, stop: asyncio.Event) -> None:
         except PermissionError:
             pass
         await asyncio.sleep(0.5)
+
+
+def changed(config_path: Path, changes: Mapping[str, Any]) -> EngineConfig:
+    """The settings of the config with some keys changed. Raises ValueError."""
+    try:
+        return EngineConfig.from_config(load_config(config_path, overrides=dict(changes)).config)
+    except ConfigError as problem:
+        raise ValueError(str(problem)) from None
 
 
 async def serve(app: App, options: argparse.Namespace) -> int:
@@ -105,8 +119,11 @@ async def serve(app: App, options: argparse.Namespace) -> int:
 def main(arguments: list[str] | None = None) -> int:
     """Start the engine; returns the exit code."""
     options = build_parser().parse_args(arguments)
+    table = None
     try:
         config = load_config(options.config).config
+        if options.active is not None and options.active.exists():
+            table = Table.read(json.loads(options.active.read_text(encoding="utf-8")))
         settings = EngineConfig.from_config(config)
         key = None
         if options.api_key_file is not None:
@@ -118,9 +135,16 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
 
     async def run() -> int:
-        fleet = Fleet(settings, output_mu=config.loadgen.output_len_mu, output_sigma=config.loadgen.output_len_sigma)
+        fleet = Fleet(settings, output_mu=config.loadgen.output_len_mu, output_sigma=config.loadgen.output_len_sigma,
+                      resolve=lambda changes: changed(options.config, changes))
         app = App(fleet, model=config.model or DEFAULT_MODEL, api_key=key,
                   guard_debug=key is not None and options.host not in LOOPBACK)
+        if table is not None:
+            try:
+                app.rollout.apply(table)
+            except LiveError as problem:
+                print(f"engine: {options.active}: {problem}", file=sys.stderr)
+                return 2
         tune_process()
         return await serve(app, options)
 

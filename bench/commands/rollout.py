@@ -1,7 +1,8 @@
 """`bench rollout PLAN`: a new scheduling policy through replay, shadow, gray and full, with automatic rollback.
 
 Input: a plan file. Output: a journal, the policy in force (`active.json`), text; an exit code.
-Does not: judge (control/rollout.py) or schedule (engine/arms.py). It acts on the embedded engine in virtual time.
+Does not: judge (control/rollout.py) or schedule (engine/arms.py). It acts on the embedded engine: in virtual time, or
+on a running one (bench/commands/rollout_live.py).
 
 1. The journal (`journal.ndjson`) is only ever appended to and is on the disk before anything is done.
 2. `active.json` says who uses which policy; it is replaced in one step, and only by an action of the journal.
@@ -37,8 +38,8 @@ class RolloutError(Exception):
     context_settings={"help_option_names": ["-h", "--help"]},
     help="""A new policy through replay, shadow, gray and full; a failed gate rolls it back by itself.
 
-    Runs on the embedded engine in virtual time. The state is kept under --home: the same command goes on where it was
-    interrupted.
+    Runs on the embedded engine in virtual time, or with --live on one that is running and gets its load from elsewhere.
+    The state is kept under --home: the same command goes on where it was interrupted.
 
     Exit code 0: the new policy serves everybody; 1: rolled back; 2: the plan cannot be used, or another rollout runs.
 
@@ -46,6 +47,7 @@ class RolloutError(Exception):
     Example:
       bench rollout configs/study/rollout_good.yaml
       bench rollout configs/study/rollout_bad.yaml --json
+      bench rollout plan.yaml --live http://127.0.0.1:8000
     """,
 )
 @click.argument("plan", type=click.Path(path_type=Path))
@@ -56,10 +58,25 @@ class RolloutError(Exception):
     show_default=True,
     help="Folder of the journals, one folder per rollout.",
 )
+@click.option(
+    "--live",
+    metavar="URL",
+    help="A running embedded engine (bench serve-engine): shadow, gray and full take place in it. Also key `service` "
+    "of the plan.",
+)
+@click.option(
+    "--idle-s",
+    type=click.FloatRange(min=1.0),
+    default=60.0,
+    show_default=True,
+    help="Live: stop when no arrival was observed for this long; the state stays.",
+)
 @click.option("--check", "only_check", is_flag=True, help="Check the plan and say what each gate needs; start nothing.")
 @click.option("--json", "as_json", is_flag=True, help="One line of JSON on standard output at the end.")
 @click.option("--quiet", "-q", is_flag=True, help="Only the result.")
-def command(plan: Path, home: Path, only_check: bool, as_json: bool, quiet: bool) -> None:
+def command(
+    plan: Path, home: Path, live: str | None, idle_s: float, only_check: bool, as_json: bool, quiet: bool
+) -> None:
     """Roll out and exit."""
     from bench.commands.rollout_plan import PlanFileError, read_plan
     from bench.config import ConfigError
@@ -74,7 +91,13 @@ def command(plan: Path, home: Path, only_check: bool, as_json: bool, quiet: bool
             _needs(loaded, click.echo)
             return
         with lock(home, loaded.config):
-            result = run(loaded, home / loaded.rollout.name, say)
+            folder = home / loaded.rollout.name
+            if live or loaded.service:
+                from bench.commands.rollout_live import run_live
+
+                result = run_live(loaded, folder, say, live or loaded.service, idle_s)
+            else:
+                result = run(loaded, folder, say)
     except (PlanFileError, ConfigError, RolloutError) as error:
         click.echo(f"bench rollout: {error}", err=True)
         sys.exit(EXIT_USAGE)
@@ -160,9 +183,14 @@ def put_in_force(folder: Path, active: dict[str, Any]) -> None:
 
 
 def run(
-    loaded: Any, folder: Path, say: Callable[[str], None], act: Callable[[Path, dict[str, Any]], None] = put_in_force
+    loaded: Any,
+    folder: Path,
+    say: Callable[[str], None],
+    act: Callable[[Path, dict[str, Any]], None] = put_in_force,
+    make_lab: Callable[[Any], Lab] | None = None,
 ) -> dict[str, Any]:
-    """Go on from what the journal says, to the end. `act` puts an action's policy table in force."""
+    """Go on from what the journal says, to the end. `act` puts an action's policy table in force; `make_lab` makes
+    what judges a stage (default: both policies in virtual time)."""
     from control import rollout as rules
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -196,7 +224,7 @@ def run(
         if stage is None:
             do(rules.complete(loaded.rollout))
         else:
-            lab = lab or Lab(loaded)
+            lab = lab or (make_lab or Lab)(loaded)
             do(rules.enter(loaded.rollout, stage, lab.gray))
             failed, requests = lab.judge(stage, folder, journal, say)
             if failed:
@@ -224,6 +252,17 @@ def run(
     }
 
 
+def note_judged(journal: Journal, stage: Any, watch: Any, judged: list[Any]) -> None:
+    """Write down what the gates say after a block."""
+    journal.add(
+        event="judged",
+        stage=stage.name,
+        block=watch.blocks,
+        requests=watch.requests,
+        gates=[{"metric": j.metric, "status": j.status, "text": j.text} for j in judged],
+    )
+
+
 class Lab:
     """The embedded engine with both policies, in virtual time."""
 
@@ -243,12 +282,15 @@ class Lab:
         self.names = tuple(shares)
         gray = next((s for s in loaded.rollout.stages if s.name == "gray"), None)
         self.gray = list(loaded.named) or (gray_tenants(shares, gray.share, loaded.rollout.name) if gray else [])
-        unknown = sorted(set(self.gray) - set(self.names))
+        unknown = self._unknown(self.gray)
         if unknown:
             raise RolloutError(
                 f"stages.gray.tenants: {', '.join(unknown)} are no tenants of {loaded.config.name}; they "
                 f"are {', '.join(self.names[:10])}"
             )
+
+    def _unknown(self, names: list[str]) -> list[str]:
+        return sorted(set(names) - set(self.names))
 
     def traffic(self, stage: Any) -> Any:
         """Arrivals of a stage: the trace for the replay when there is one, else the load with a seed per stage."""
@@ -301,13 +343,7 @@ class Lab:
             judged = watch.add(new, old)
             failed = next((j for j in judged if j.status == "failed"), None)
             if failed is not None or number % TELL_EVERY == 0:
-                journal.add(
-                    event="judged",
-                    stage=stage.name,
-                    block=number,
-                    requests=watch.requests,
-                    gates=[{"metric": j.metric, "status": j.status, "text": j.text} for j in judged],
-                )
+                note_judged(journal, stage, watch, judged)
             if failed is not None:
                 return failed.text, watch.requests
         for j in judged:
@@ -315,11 +351,11 @@ class Lab:
         return "", watch.requests
 
     def _decision_gate(self, stage: Any) -> str:
-        """Whether the new policy thinks too long; measured once per stage, while 1,000 requests wait."""
+        """Whether the new policy thinks too long; measured once, in the first stage, while 1,000 requests wait."""
         from engine.decision_time import decision_us
 
         gate = next((g for g in self.loaded.rollout.gates if g.metric == "decision_us"), None)
-        if gate is None or stage.name != "replay":
+        if gate is None or stage.name != self.loaded.rollout.stages[0].name:
             return ""
         times = sorted(decision_us(self.new, requests=500).tolist())
         p99 = times[min(len(times) - 1, int(0.99 * len(times)))]

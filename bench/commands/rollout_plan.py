@@ -15,7 +15,7 @@ from typing import Any
 
 from control.rollout import METRICS, STAGES, Gate, Rollout, StageSpec, problems
 
-TOP = ("name", "config", "new_policy", "load", "replicas", "tenants", "stages", "gates", "alpha")
+TOP = ("name", "config", "service", "new_policy", "load", "replicas", "tenants", "stages", "gates", "alpha")
 LOAD = ("qps", "seed", "trace", "rate_scale")
 STAGE = ("requests", "share", "tenants", "block", "qps")
 GATE = ("metric", "margin", "detect", "limit_ms", "limit_us")
@@ -51,6 +51,7 @@ class Loaded:
     named: tuple[str, ...]  # gray tenants by name; empty = by share
     stage_qps: dict[str, float]  # per replica, of stages that have a rate of their own
     fingerprint: str
+    service: str = ""  # address of a running embedded engine; empty: virtual time
 
 
 def read_plan(path: Path) -> Loaded:
@@ -103,6 +104,17 @@ def read_plan(path: Path) -> Loaded:
                 "raise it or leave stages.gray out",
             )
         )
+    service = data.get("service") or ""
+    if not isinstance(service, str) or (service and not service.startswith(("http://", "https://"))):
+        found.append(
+            _problem(
+                path,
+                "service",
+                f"is {service!r}",
+                "the address of a running embedded engine",
+                "service: http://127.0.0.1:8000",
+            )
+        )
     rollout = Rollout(
         str(data.get("name") or path.stem),
         tuple(stages),
@@ -130,6 +142,7 @@ def read_plan(path: Path) -> Loaded:
         named,
         stage_qps,
         hashlib.sha256(json.dumps(data, sort_keys=True, default=str).encode()).hexdigest()[:16],
+        service,
     )
 
 

@@ -21,7 +21,9 @@ import click
               help="Port; 0 lets the system choose.")
 @click.option("--api-key-file", type=click.Path(exists=True, dir_okay=False, path_type=Path),
               help="Ask for the key in this file on the /v1 routes.")
-def command(config_path: Path, host: str, port: int, api_key_file: Path | None) -> None:
+@click.option("--active", type=click.Path(dir_okay=False, path_type=Path),
+              help="active.json of a rollout: the engine starts at the stage it was at.")
+def command(config_path: Path, host: str, port: int, api_key_file: Path | None, active: Path | None) -> None:
     """Start the embedded engine and leave it running until Ctrl-C.
 
     It speaks the OpenAI API with a simulated GPU behind a real scheduler; /metrics, /debug/state and
@@ -35,4 +37,6 @@ def command(config_path: Path, host: str, port: int, api_key_file: Path | None) 
                  "--port", str(port)]
     if api_key_file is not None:
         arguments += ["--api-key-file", str(api_key_file)]
+    if active is not None:
+        arguments += ["--active", str(active)]
     os.execv(sys.executable, arguments)
