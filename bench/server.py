@@ -22,7 +22,7 @@ from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ResourceNotFoundError, ToolError
 
 from bench import __version__
-from bench.commands import mcp_jobs
+from bench.commands import mcp_jobs, mcp_limits
 from bench.commands.mcp_jobs import JobRefused, Jobs, Settings
 
 INSTRUCTIONS = """Load tests of one LLM service, the one that the user configured. Order of work: check (is the service
@@ -103,6 +103,12 @@ def _read_tools(server: MCPServer, jobs: Jobs) -> None:
     ) -> dict[str, Any]:
         """The config's load through the embedded scheduler in virtual time: seconds instead of minutes, nothing is
         sent. `settings` are config keys, such as {"scheduler.policy": "edf"}. Gives a run for report, plan, explain."""
+        try:
+            path = await anyio.to_thread.run_sync(
+                lambda: jobs.check_simulation(config, shape, qps, stage_duration_s, settings or {})
+            )
+        except JobRefused as error:
+            raise ToolError(str(error)) from None
         sets = [part for key, value in (settings or {}).items() for part in ("--set", f"{key}={value}")]
         extra = [
             *_opt("--qps", qps),
@@ -115,7 +121,7 @@ def _read_tools(server: MCPServer, jobs: Jobs) -> None:
             jobs,
             "simulate",
             "--config",
-            _config_path(jobs, config),
+            path,
             "--shape",
             shape,
             "--run-dir",
@@ -162,7 +168,7 @@ def _read_tools(server: MCPServer, jobs: Jobs) -> None:
     @server.tool()
     async def explain(run: str, request: str) -> dict[str, Any]:
         """The story of one request (its id, or STAGE:ARRIVAL): every decision, its numbers and its rule."""
-        return await _bench(jobs, "explain", _run_path(jobs, run), request, "--json")
+        return await _bench(jobs, "explain", "--json", "--", _run_path(jobs, run), request)
 
     @server.tool()
     async def status(run: str = "") -> dict[str, Any]:
@@ -204,8 +210,9 @@ def _load_tools(server: MCPServer, jobs: Jobs) -> None:
 
     run.__doc__ = f"""Send load to the configured service and judge it: preflight, stages, drain, analysis, report.
         `qps` are offered rates such as "5,10" (at most {limits.max_qps:g}), `stage_duration_s` seconds of each, in all
-        at most {limits.max_duration_s:g} s and {limits.max_requests} requests. Shapes: sweep, repeat, smoke, single,
-        hold, spike, ramp. Costs tokens: ask the user first. background=true returns at once: use status and cancel."""
+        at most {limits.max_duration_s:g} s, {limits.max_requests} requests and {limits.max_tokens} tokens. Shapes:
+        {", ".join(mcp_limits.SHAPES)}. Costs tokens: ask the user first. background=true returns at once: use status
+        and cancel."""
     server.tool(name="run")(run)
 
     @server.tool()

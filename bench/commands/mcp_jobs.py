@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import fcntl
+import html
 import json
 import os
 import secrets
@@ -23,10 +25,13 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import anyio
 from anyio.abc import Process
+
+from bench.commands import mcp_limits
+from bench.commands.mcp_limits import JobRefused
 
 # piece -> names of the environment, the first one set wins
 PIECES = {
@@ -36,6 +41,7 @@ PIECES = {
 }
 MAX_OUTPUT = 200_000  # characters of one answer; an assistant reads no more
 COMMAND_LIMIT_S = 300.0
+MAX_COMMANDS = 2  # at once; further ones wait
 STOP_LIMIT_S = 45.0  # after a cancel: drain, analysis and report; then it is killed
 MEANING = {
     0: "passed",
@@ -52,10 +58,6 @@ class SettingsError(Exception):
     """The server cannot start; the text says what is missing."""
 
 
-class JobRefused(Exception):
-    """A tool was asked for something that is not allowed or not there; the text says what is."""
-
-
 @dataclass(frozen=True, slots=True)
 class Settings:
     """What the user allowed."""
@@ -69,6 +71,7 @@ class Settings:
     max_qps: float = 20.0
     max_duration_s: float = 180.0
     max_requests: int = 2000
+    max_tokens: int = 5_000_000
 
 
 def read_settings(env: Mapping[str, str] | None = None) -> Settings:
@@ -105,6 +108,7 @@ def read_settings(env: Mapping[str, str] | None = None) -> Settings:
         max_qps=_limit(where, "BENCH_MCP_MAX_QPS", 20.0),
         max_duration_s=_limit(where, "BENCH_MCP_MAX_DURATION_S", 180.0),
         max_requests=int(_limit(where, "BENCH_MCP_MAX_REQUESTS", 2000.0)),
+        max_tokens=int(_limit(where, "BENCH_MCP_MAX_TOKENS", 5e6)),
     )
 
 
@@ -152,13 +156,19 @@ class Jobs:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.job: Job | None = None
+        self._turn = anyio.Lock()  # of starting a run: two tools may be called at once
+        self._short = anyio.Semaphore(MAX_COMMANDS)
+        self._claim: IO[str] | None = None  # the locked file that says a run of this folder is going on
 
     # -- names -----------------------------------------------------------------------------------------------------
 
     def scrub(self, text: str) -> str:
         """The text without the key, whatever a service or a log has put into it."""
         key = self.settings.key
-        return text.replace(key, "***") if key else text
+        # As it is, and as JSON and HTML write it.
+        for form in {key, json.dumps(key)[1:-1], json.dumps(key, ensure_ascii=False)[1:-1], html.escape(key)} - {""}:
+            text = text.replace(form, "***")
+        return text
 
     def run_names(self) -> list[str]:
         """Run folders, newest first."""
@@ -203,10 +213,11 @@ class Jobs:
         """Run `bench ARGUMENTS` to its end: exit code, its meaning, the JSON or the text it printed."""
         command = [sys.executable, "-m", "bench", *arguments]
         try:
-            with anyio.fail_after(COMMAND_LIMIT_S):
-                done = await anyio.run_process(
-                    command, stdin=subprocess.DEVNULL, check=False, env=self._environment(), start_new_session=True
-                )
+            async with self._short:
+                with anyio.fail_after(COMMAND_LIMIT_S):
+                    done = await anyio.run_process(
+                        command, stdin=subprocess.DEVNULL, check=False, env=self._environment(), start_new_session=True
+                    )
         except TimeoutError:
             raise JobRefused(f"bench {arguments[0]} took longer than {COMMAND_LIMIT_S:g} s and was ended") from None
         return self._answer(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
@@ -225,6 +236,8 @@ class Jobs:
                     break
         else:
             answer["text"] = out[-MAX_OUTPUT:]
+        if "result" not in answer and code not in (0, 2, 130):
+            answer["meaning"] = "ended without a result"  # such as a process that was killed: nothing was judged
         if err and (code != 0 or "result" not in answer):
             answer["messages"] = err[-4000:]
         return answer
@@ -233,31 +246,14 @@ class Jobs:
 
     def prepare(self, config: str, shape: str, qps: str, stage_duration_s: float) -> Job:
         """A run within the limits. Raises JobRefused with the number and the limit."""
-        from bench.config import ConfigError, load_config
-        from bench.workload.plan import PlanError, build_plan
-
         limits, path = self.settings, self.config_path(config)
         try:
-            rates = [float(part) for part in qps.split(",") if part.strip()] or None
-            settings = load_config(path).config
-            plan = build_plan(settings, shape, qps=rates, duration_s=stage_duration_s or None)
-        except (ConfigError, PlanError, ValueError) as error:
+            settings = mcp_limits.load(path, {}, limits)
+            plan = mcp_limits.plan(settings, shape, qps, stage_duration_s)
+            mcp_limits.refuse_addresses(settings, path, limits)
+            seconds, arrivals = mcp_limits.bound(plan, limits)
+        except JobRefused as error:
             raise JobRefused(self.scrub(f"{error}")) from None
-        if (settings.target.proxy or settings.target.trust_env) and path != limits.config:
-            raise JobRefused(f"config {config!r} sends through a proxy; only the user's own config (BENCH_CONFIG) may")
-        highest = max(level for stage in plan.stages for _, level in stage.levels())
-        seconds = sum(stage.duration_s for stage in plan.stages)
-        arrivals = sum(stage.expected_arrivals for stage in plan.stages)
-        for what, value, most, name in (
-            ("rate", highest, limits.max_qps, "BENCH_MCP_MAX_QPS"),
-            ("planned seconds", seconds, limits.max_duration_s, "BENCH_MCP_MAX_DURATION_S"),
-            ("planned requests", arrivals, float(limits.max_requests), "BENCH_MCP_MAX_REQUESTS"),
-        ):
-            if value > most * (1 + 1e-9):
-                raise JobRefused(
-                    f"{what}: {value:g} asked, at most {most:g} allowed; ask for less, or let the user raise "
-                    f"{name} in the server's environment"
-                )
         folder = self.new_run_path("mcp")
         arguments = ["run", "--config", str(path), "--shape", shape, "--run-dir", str(folder), "--json"]
         arguments += ["--qps", qps] if qps else []
@@ -266,22 +262,59 @@ class Jobs:
             arguments += ["--base-url", limits.base_url, "--model", limits.model]
         return Job(arguments, folder, seconds, arrivals, len(plan.stages))
 
+    def check_simulation(self, config: str, shape: str, qps: str, stage_duration_s: float, sets: dict[str, str]) -> str:
+        """The path of the config of a simulation that is allowed. Raises JobRefused."""
+        import yaml
+
+        path = self.config_path(config)
+        try:
+            overrides = {key.strip(): yaml.safe_load(value) for key, value in sets.items()}
+            settings = mcp_limits.load(path, overrides, self.settings)
+            mcp_limits.bound_simulation(mcp_limits.plan(settings, shape, qps, stage_duration_s))
+        except (JobRefused, yaml.YAMLError) as error:
+            raise JobRefused(self.scrub(f"{error}")) from None
+        return str(path)
+
     async def start(self, job: Job) -> None:
-        """Start the run. Raises JobRefused when another one is going on."""
-        if self.job is not None and self.job.result is None and await self._alive(self.job):
-            raise JobRefused(f"run {self.job.run_dir.name} is going on; wait for it (status) or cancel it")
-        job.run_dir.mkdir(parents=True, exist_ok=True)
-        self.job = job
-        job.started_s = time.monotonic()
-        with (job.run_dir / "console.txt").open("wb") as console, (job.run_dir / "result.txt").open("wb") as out:
-            job.process = await anyio.open_process(
-                [sys.executable, "-m", "bench", *job.arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=console,
-                env={**self._environment(), "BENCH_PARENT_PID": str(os.getpid())},
-                start_new_session=True,
-            )
+        """Start the run. Raises JobRefused when another one is going on, here or by another server of this folder."""
+        async with self._turn:
+            if self.job is not None and await self._alive(self.job):
+                raise JobRefused(f"run {self.job.run_dir.name} is going on; wait for it (status) or cancel it")
+            self._claim_folder()
+            try:
+                job.run_dir.mkdir(parents=True, exist_ok=True)
+                said, told = job.run_dir / "console.txt", job.run_dir / "result.txt"
+                with said.open("wb") as console, told.open("wb") as out:
+                    job.process = await anyio.open_process(
+                        [sys.executable, "-m", "bench", *job.arguments],
+                        stdin=subprocess.DEVNULL,
+                        stdout=out,
+                        stderr=console,
+                        env={**self._environment(), "BENCH_PARENT_PID": str(os.getpid())},
+                        start_new_session=True,
+                        pass_fds=[self._claim.fileno()] if self._claim is not None else [],
+                    )
+            except BaseException:
+                self._release_folder()
+                raise
+            job.started_s = time.monotonic()
+            self.job = job
+
+    def _claim_folder(self) -> None:
+        """Lock the runs folder for one run; the run itself holds the lock too, so it outlives this server."""
+        self.settings.runs.mkdir(parents=True, exist_ok=True)
+        claim = (self.settings.runs / ".mcp-run.lock").open("w")
+        try:
+            fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            claim.close()
+            raise JobRefused("another server's run of this folder is going on; wait for its end") from None
+        self._claim = claim
+
+    def _release_folder(self) -> None:
+        if self._claim is not None:
+            self._claim.close()
+            self._claim = None
 
     async def _alive(self, job: Job) -> bool:
         """Whether it still runs; collects its result when it does not."""
@@ -292,6 +325,7 @@ class Jobs:
         if job.process.returncode is None:
             return True
         if job.result is None:
+            self._release_folder()
             text = _read(job.run_dir / "result.txt")
             job.result = {
                 "run": job.run_dir.name,

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import asyncio
+import html
 import json
 import os
 import re
@@ -18,7 +19,7 @@ from mcp.client import Client
 from mcp.client.stdio import StdioServerParameters
 
 from bench.commands.engine_process import start_engine
-from bench.commands.mcp_jobs import SettingsError, read_settings
+from bench.commands.mcp_jobs import Jobs, Settings, SettingsError, read_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 KEY = "sk-mcp-test-Q7wL93xZ"
@@ -102,6 +103,107 @@ def test_tools_resources_and_limits(place):
     assert "planned requests: 780 asked, at most 500" in many
     assert "rate: 2000 asked" in burst  # the peak counts, not the mean
     assert "below the working folder" in outside and "no run" in escape
+
+
+def test_no_way_round_the_limits(place):
+    """What an assistant might try, by mistake or not; nothing of it starts anything."""
+    def config(name: str, **sections) -> str:
+        (place.folder / name).write_text(json.dumps({"model": "m", **sections}))
+        return name
+
+    sweep = {"warmup_sec": 0, "qps": [5], "stage_duration_sec": 30}
+    clumps = config("clumps.json", loadgen={"arrival_process": "gamma", "burstiness": 0.01}, sweep=sweep)
+    big = config("big.json", sweep={"qps": [5, 10, 15], "stage_duration_sec": 600})
+    many = config("many.json", loadgen={"input_len_range": [90_000, 100_000]}, sweep=sweep)
+    asks = config("asks.json", target={"metrics_url": "http://192.0.2.1/metrics"}, sweep=sweep)
+    proxy = config("proxy.json", target={"proxy": "http://192.0.2.1:3128"}, sweep=sweep)
+    repeats = config("repeats.json", sweep={**sweep, "repeats": 9})
+    (place.folder / "rush.jsonl").write_text("".join(
+        json.dumps({"timestamp": t, "input_length": 5, "output_length": 1}) + "\n" for t in [0] * 100 + [15_000]))
+    rush = config("rush.json", loadgen={"trace_file": "rush.jsonl", "trace_spread_ties": False}, sweep=sweep)
+    secret = place.folder.parent / "outside.csv"
+    secret.write_text("the-secret-of-another-folder")
+
+    async def scenario(client):
+        async def run(**more):
+            return await call(client, "run", **{"qps": "", "stage_duration_s": 0, **more})
+
+        async def simulate(**settings):
+            return await call(client, "simulate", config="short.json", settings=settings)
+
+        return {
+            "knee_search": await run(qps="1", stage_duration_s=1, shape="knee_search"),
+            "hold": await run(qps="1", stage_duration_s=4000, shape="hold"),
+            "config": await run(config=big), "repeats": await run(config=repeats),
+            "clumps": await run(config=clumps, qps="15", stage_duration_s=30),
+            "rush": await run(config=rush, shape="replay"),
+            "tokens": await run(config=many, qps="5", stage_duration_s=30),
+            "proxy": await run(config=proxy), "metrics": await run(config=asks),
+            "nan": await run(qps="nan", stage_duration_s=1), "inf": await run(qps="1", stage_duration_s=1e308),
+            "file": await simulate(**{"loadgen.trace_file": str(secret), "loadgen.arrival_process": "trace"}),
+            "file in a section": await simulate(loadgen="{trace_file: " + str(secret) + ", arrival_process: trace}"),
+            "profile": await simulate(**{"engine.profile": "../outside.json"}),
+            "disk": await call(client, "simulate", config="short.json", qps="30000", stage_duration_s=60.0),
+            "option": await call(client, "explain", run="latest", request="--help"),
+            "status": await call(client, "status"),
+        }
+
+    said = talk(place, scenario)
+    expected = {
+        "knee_search": "adds stages by itself", "hold": "4000 asked, at most 40", "config": "planned seconds: 1800",
+        "repeats": "planned seconds: 270", "clumps": "in the busiest second", "rush": "requests in the busiest second: 100",
+        "tokens": "BENCH_MCP_MAX_TOKENS", "proxy": "through a proxy", "metrics": "asks 192.0.2.1 for metrics",
+        "nan": "qps holds nan", "inf": "duration is 1e+308", "file": "only files below the working folder",
+        "file in a section": "only files below the working folder", "profile": "only files below the working folder",
+        "disk": "simulated requests", "option": "no run 'latest'",
+    }  # fmt: skip
+    assert {name: text for name, text in said.items() if name in expected and expected[name] not in text} == {}
+    assert "the-secret" not in json.dumps(said) and said["status"]["running"] is None
+    assert said["status"]["runs"] == []
+
+
+@pytest.mark.timeout(180)
+def test_of_runs_at_once_one_begins_and_the_clients_cancel_ends_it(place):
+    """Three calls at once, and a second server of the same folder; then the client gives up its call."""
+    async def scenario(client):
+        first = await asyncio.gather(*[
+            call(client, "run", qps="2", stage_duration_s=30, background=True) for _ in range(3)], call(client, "status"))
+        async with Client(place.parameters(), read_timeout_seconds=100) as other:
+            elsewhere = await call(other, "run", qps="2", stage_duration_s=1)
+        await call(client, "cancel")
+        async with Client(place.parameters(), read_timeout_seconds=100) as other:
+            waiting = asyncio.create_task(call(other, "run", qps="2", stage_duration_s=30))
+            while (await call(other, "status"))["running"] is None:
+                await asyncio.sleep(0.1)
+            waiting.cancel()
+            for _ in range(600):  # it drains and writes its report
+                status = await call(other, "status")
+                if status["running"] is None:
+                    break
+                await asyncio.sleep(0.1)
+        return first, elsewhere, status
+
+    first, elsewhere, status = talk(place, scenario)
+    started = [x for x in first if isinstance(x, dict) and "started" in x]
+    refused = [x for x in first if isinstance(x, str)]
+    assert len(started) == 1 and len(refused) == 2 and all("is going on" in x for x in refused)
+    assert "another server's run" in elsewhere
+    assert status["running"] is None and status["last_result"]["cancelled"] is True
+
+
+def test_the_key_is_taken_out_in_every_spelling():
+    for key in ("sk-plain", "a&b<c>", "back\\slash", "tab\tkey"):
+        jobs = Jobs(Settings("http://127.0.0.1:1/v1", "m", key))
+        page = f"text {key} json {json.dumps({'k': key})} html {html.escape(key)}"
+        clean = jobs.scrub(page)
+        assert key not in clean and clean.count("***") == 3
+    assert Jobs(Settings("http://127.0.0.1:1/v1", "m", "")).scrub("text") == "text"
+
+
+def test_a_command_that_was_killed_judged_nothing():
+    answer = Jobs(Settings("http://127.0.0.1:1/v1", "m", "k"))._answer(1, "", "Fatal Python error")
+    assert answer["meaning"] == "ended without a result" and "Fatal" in answer["messages"]
+    assert Jobs(Settings("http://127.0.0.1:1/v1", "m", "k"))._answer(1, '{"verdict": "FAIL"}', "")["meaning"] == "the SLO is missed"
 
 
 @pytest.mark.timeout(180)
