@@ -37,7 +37,7 @@ from analysis.stage import Context, StageResult, analyse_stage
 from analysis.verdict import Facts, verdict
 from bench.records.analysis import SCHEMA_VERSION, Analysis, Capacity, Reason, StageAnalysis, to_json
 from bench.records.request import LedgerProblem
-from bench.records.sentences import render, said
+from bench.records.sentences import joined, render, said
 from bench.records.stage import RunInfo, StageRow
 
 if TYPE_CHECKING:
@@ -305,7 +305,7 @@ def _assemble(
     judged = verdict(Facts(gates, stages, problems, csv_check, errors, target, interrupted, at, bound, limit,
                            asked if notes else None, stopped_by=str(raw.get("stopped_by") or ""),
                            unfinished=bool(raw) and raw.get("finished_utc") is None))  # fmt: skip
-    judged.reasons.extend(notes)
+    judged.reasons.extend([*notes, *_calibration_reasons(raw)])
     if judged.status == "INVALID":
         found = _withheld(slo.attainment_target, said("capacity.invalid"))
     elif raw.get("loop") == "closed":
@@ -405,6 +405,18 @@ def _where(
     return target, "target", []
 
 
+def _calibration_reasons(raw: dict[str, Any]) -> list[Reason]:
+    """A note when no calibration of the client speaks for a run that was sent at a rate of its own."""
+    if not raw or raw.get("simulated") or raw.get("loop") == "closed":
+        return []
+    kept = _section(_section(raw, "target"), "calibration")
+    if "ceiling_qps" in kept:
+        return []
+    differs = [str(why) for why in kept.get("differs") or []]
+    why = said("calibration.why", listed=joined("semicolon", differs)) if differs else said("")
+    return [reason("WARN-CALIBRATION", "info", "next.calibrate", params={"why": why})]
+
+
 def _withheld(target: float, why: dict[str, Any]) -> Capacity:
     """No capacity figure, and why."""
     text = render(why["code"], why["params"])
@@ -423,6 +435,7 @@ def _levels(results: list[StageResult], kind: str) -> list[Level]:
         hits = sum(m.hit_count if kind == "joint" else m.e2e_hits for m in members)
         scores = [m.joint if kind == "joint" else m.e2e for m in members]
         worth = sum(m.joint_worth if kind == "joint" else m.e2e_worth for m in members)
+        inflations = [m.joint_inflation if kind == "joint" else m.e2e_inflation for m in members]
         # The middle repeat stands for the rate; the batches of all repeats carry its spread.
         levels.append(Level(
             qps=qps, attainment=hits / n, arrivals=n, score=sorted(s.value for s in scores)[len(scores) // 2],
@@ -432,6 +445,7 @@ def _levels(results: list[StageResult], kind: str) -> list[Level]:
             states=sum(m.states for m in members),
             load_sd_ratio=float(np.mean([m.load_sd_ratio for m in members])) / math.sqrt(len(members)),
             attainment_most=wilson(hits / n * worth, worth)[1],
+            inflation=sum(b * m.public.planned for b, m in zip(inflations, members, strict=True)) / n,
         ))  # fmt: skip
     return levels
 

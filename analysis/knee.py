@@ -16,6 +16,8 @@ the flattening point are four numbers with four names.
    half along a shape-preserving cubic, so that the error of interpolating shows as well.
    A draw that crosses outside the measured rates is continued with the slope there.
    Whatever the draws say, the interval ends at the lowest rate that clearly misses (`ceiling_qps`).
+   Its lower end also allows for the excursions that a stage may not have held (`share_draws`): misses come in
+   few clusters, and a stage at the knee itself may hold none.
 4. Never met: "below" the lowest rate. Always met: "at_least" the highest. No number
    is invented in between.
 5. Watermark = 70-80 % of the lower bound.
@@ -26,7 +28,7 @@ Source: docs/analysis.md "Knee".
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -40,6 +42,14 @@ Said = dict[str, Any]  # {"code", "params"}, see bench/records/sentences.py
 DRAWS = 2000
 DRAW_SEED = 20261129  # fixed: the same rows must give the same interval
 WATERMARK = (0.70, 0.80)
+# Clusters of misses per independent state of the number in flight, where a stage shows none: by simulation 2.1
+# (a stage of 270 s at the knee of the reference service: 50 states, 1.05 clusters of 63 arrivals in 6,600).
+CLUSTERS_PER_STATE = 2.0
+# Log odds of a miss per logarithm of the rate, below the lowest rate: 17 to 20 near the knee of M/M/1 and of the
+# reference service; half of it is on the safe side.
+ODDS_SLOPE = 10.0
+SIZE_WEIGHT = 2.0  # clusters' worth of trust in the size that the memory suggests
+MIN_SHARE = 1e-7
 MIN_SD = 0.005  # of a log quantile: timers and rounding alone give half a percent
 
 
@@ -57,6 +67,12 @@ class Level:
     states: float = 1000.0  # independent states of the window, see intervals.independent_states
     attainment_most: float = 1.0  # upper 97.5 % bound of attainment under the largest plausible dependence
     load_sd_ratio: float = 0.0  # sd of the work that happened to arrive, relative: sqrt((ca² + cs²)/n)
+    inflation: float | None = None  # of the variance of the share of misses, by its batches; None: not known
+
+    @property
+    def misses(self) -> float:
+        """Arrivals that missed the SLO."""
+        return (1 - self.attainment) * self.arrivals
 
 
 @dataclass(frozen=True)
@@ -84,9 +100,11 @@ def crossing(levels: list[Level], target: float) -> Crossing:
     if not levels:
         return Crossing("none", None, None, None, "no valid stage", None)
     holds = [x.stable and x.attainment >= target for x in levels]
+    thin = share_interval(levels, target)
     if all(holds):
         top = levels[-1].qps
-        return Crossing("at_least", top, top, None, "every measured rate held the target", top)
+        least = top if thin is None else min(thin[0], top)
+        return Crossing("at_least", top, least, None, "every measured rate held the target", top)
     first_bad = holds.index(False)
     if first_bad == 0:
         low = levels[0].qps
@@ -94,7 +112,10 @@ def crossing(levels: list[Level], target: float) -> Crossing:
     top = ceiling_qps(levels, target)
     good, bad = levels[first_bad - 1], levels[first_bad]
     if not (math.isfinite(bad.score) and bad.score > 1 and 0 < good.score <= 1):
-        return _share_crossing(good, bad, target)
+        found = _share_crossing(good, bad, target)
+        if thin is None or found.low is None or found.high is None:
+            return found
+        return replace(found, low=min(found.low, thin[0]), high=min(max(found.high, thin[1]), max(top, found.high)))
     scored = [x for x in levels if math.isfinite(x.score) and x.score > 0]
     q = np.array([x.qps for x in scored])
     y = np.array([math.log(x.score) for x in scored])
@@ -104,9 +125,69 @@ def crossing(levels: list[Level], target: float) -> Crossing:
     low, high = _interval(scored, q, y)
     high = min(high, top)
     method = "log of the SLO score quantile, mean of linear and cubic interpolation; redrawn from its batches"
+    if thin is not None and thin[0] < low:
+        low, method = thin[0], method + "; lower end by the clusters of misses"
     high = max(high, value)
     return Crossing("crossing", value, min(low, value), high, method, good.qps, (good.qps, bad.qps),
                     high > levels[-1].qps)  # fmt: skip
+
+
+def share_interval(levels: list[Level], target: float) -> tuple[float, float] | None:
+    """95 % interval, 1/s, of where the true share of misses passes 1 - target; None when the dependence is not known.
+
+    A crossing above every rate counts as the highest one.
+    The curve through drawn shares is continued between two rates along a line in log odds. Rates above the lowest
+    that clearly misses are left out, and so are rates below two that held: a stage that held by luck, below another
+    one that held by luck, is rare enough.
+    """
+    levels = sorted(levels, key=lambda x: x.qps)
+    if any(x.inflation is None for x in levels):
+        return None
+    top = ceiling_qps(levels, target)
+    near = [x for x in levels if x.qps <= top]
+    holds = [x.stable and x.attainment >= target for x in near]
+    first_bad = holds.index(False) if False in holds else len(near)
+    start = max(first_bad - 2, 0)
+    near = near[start:]
+    shares, allowed = share_draws(near), 1 - target
+    if start > 0:
+        shares[:, 0] = np.minimum(shares[:, 0], 0.999 * allowed)
+    if near[-1].qps == top:
+        shares[:, -1] = np.maximum(shares[:, -1], 1.001 * allowed)
+    shares = np.maximum.accumulate(shares, axis=1)  # more load misses no less
+    odds = np.log(shares / (1 - shares)) - math.log(allowed / (1 - allowed))
+    q = np.array([x.qps for x in near])
+    found = np.where(odds[:, 0] > 0, q[0] * np.exp(-np.maximum(odds[:, 0], 0.0) / ODDS_SLOPE), q[-1])
+    for piece in range(1, len(q)):
+        rows = (odds[:, piece] > 0) & (odds[:, piece - 1] <= 0)
+        y0, y1 = odds[rows, piece - 1], odds[rows, piece]
+        found[rows] = q[piece - 1] - y0 / (y1 - y0) * (q[piece] - q[piece - 1])
+    low, high = np.quantile(found, [0.025, 0.975], method="inverted_cdf")
+    return float(low), float(high)
+
+
+def share_draws(levels: list[Level]) -> np.ndarray:
+    """(DRAWS, n) draws of the true share of misses of each rate, as a compound Poisson process of clusters.
+
+    Misses come in clusters, one for each time the queue passes the deadline. With exponential sizes of mean s the
+    variance of the share is 2 s times that of independent misses, so s = inflation/2 and K misses are N = K/s
+    clusters; a stage with few of them leans on the size that its memory suggests, n/(clusters per state * states).
+    share = (clusters, Gamma(N + 1/2)) * (size) / n, the size known to its own N exponential values. A stage without
+    a miss may have had half a cluster by chance (Jeffreys), however long it was.
+    """
+    rng = np.random.default_rng(DRAW_SEED + 1)
+    out = np.empty((DRAWS, len(levels)))
+    for i, level in enumerate(levels):
+        n, k = max(level.arrivals, 1), level.misses
+        memory = max(n / (CLUSTERS_PER_STATE * max(level.states, 1.0)), 1.0)
+        seen = 2 * k / max(level.inflation or 1.0, 2.0)
+        size = (max((level.inflation or 1.0) / 2, 1.0) * seen + memory * SIZE_WEIGHT) / (seen + SIZE_WEIGHT)
+        clusters = k / size
+        share = rng.gamma(clusters + 0.5, 1.0, DRAWS) * size / n
+        if k and size > 1.5:  # misses that come one by one have no size to be unsure of
+            share *= (clusters + 1) / rng.gamma(clusters + 1, 1.0, DRAWS)
+        out[:, i] = np.clip(share, MIN_SHARE, 1 - MIN_SHARE)
+    return out
 
 
 def ceiling_qps(levels: list[Level], target: float) -> float:
@@ -275,7 +356,8 @@ def _sentence(found: Crossing, target: float) -> Said:
         "safe_high_qps": rate_text(WATERMARK[1] * (found.low or 0)),
     }  # fmt: skip
     if found.kind == "at_least":
-        return said("capacity.at_least", **rates)
+        thin = found.last_met is not None and found.low is not None and found.low < found.last_met * (1 - 1e-9)
+        return said("capacity.at_least.thin" if thin else "capacity.at_least", **rates)
     stages = said("")
     if found.between:
         stages = said("capacity.stages", below_qps=found.between[0], above_qps=found.between[1])

@@ -17,7 +17,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis import attainment as att
-from analysis.intervals import independent_states, inflation_ceiling, mser5, quantile_interval, split
+from analysis.intervals import (
+    independent_states,
+    inflation_ceiling,
+    mser5,
+    quantile_interval,
+    split,
+    variance_inflation,
+)
 from analysis.knee import score_quantile
 from analysis.little import in_flight_at, little
 from analysis.load import OK, TIMEOUT, UNSENT
@@ -79,6 +86,8 @@ class StageResult:
     e2e_hits: int
     joint_worth: float  # independent arrivals that the window is worth at least, for the joint SLO
     e2e_worth: float  # the same for the whole answer
+    joint_inflation: float  # of the variance of the share that meets the SLO, against independent arrivals
+    e2e_inflation: float  # the same for the whole answer
     window_scores: np.ndarray  # SLO score of each arrival of the window, in order; inf = failed
 
 
@@ -121,6 +130,8 @@ def analyse_stage(checked: Checked, row: StageRow, context: Context) -> StageRes
         e2e_hits=int(np.count_nonzero(found.e2e)),
         joint_worth=len(window) / inflation_ceiling(found.joint),
         e2e_worth=len(window) / inflation_ceiling(found.e2e),
+        joint_inflation=variance_inflation(found.joint),
+        e2e_inflation=variance_inflation(found.e2e),
         window_scores=np.where(found.joint, np.minimum(score, 1.0), np.maximum(score, np.nextafter(1.0, 2.0))),
     )
 

@@ -31,6 +31,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "watch": ("bench.commands.watch", "A running service by its own metrics: alerts, and a trace to replay."),
     "rollout": ("bench.commands.rollout", "A new policy through replay, shadow, gray and full, with rollback."),
     "calibrate": ("bench.commands.calibrate", "Fit an engine profile from a measured run."),
+    "calibrate-client": ("bench.commands.calibrate_client", "What the client adds, and the highest rate it can send."),
     "serve-engine": ("bench.commands.serve_engine", "Start the embedded engine and leave it running."),
     "completion": ("bench.commands.completion", "Print the completion script of bash, zsh or fish."),
 }

@@ -18,7 +18,14 @@ from pathlib import Path
 import numpy as np
 
 from analysis.batching import StepLaw
-from analysis.intervals import independent_states, quantile_interval, split
+from analysis.intervals import (
+    independent_states,
+    inflation_ceiling,
+    quantile_interval,
+    split,
+    variance_inflation,
+    wilson,
+)
 from analysis.knee import Level, crossing, score_quantile
 from analysis.little import identity, in_flight_at
 from analysis.percentiles import nearest_rank
@@ -119,12 +126,14 @@ def _level(qps: float, s: Stage, kind: str) -> Level:
     tpot = (s.last - s.first)[window] / steps
     share = 0.95 if kind == "e2e" else 0.99
     score = e2e / E2E_S if kind == "e2e" else np.maximum(ttft / TTFT_S, tpot / 0.1)
+    worth = len(score) / inflation_ceiling(score <= 1)
     scv = float(s.tokens[window].var() / s.tokens[window].mean() ** 2)
     return Level(
         qps=qps, attainment=float(np.mean(score <= 1)), arrivals=len(score), score=score_quantile(score, share),
         batch_scores=tuple(score_quantile(p, share) for p in split(score, 5)),
         stable=stationarity(s.arrival, s.last, WARMUP_S, STAGE_S, batch=SEQS).verdict != "UNSTABLE",
         completed_qps=0.0, states=s.states(), load_sd_ratio=math.sqrt((1 + scv) / len(score)),
+        attainment_most=wilson(float(np.mean(score <= 1)) * worth, worth)[1], inflation=variance_inflation(score <= 1),
     )  # fmt: skip
 
 

@@ -38,6 +38,7 @@ class JobOptions:
     remarks: bool = True  # say how many remarks there are on the config
     as_json: bool = False
     baseline: Path | None = None  # run folder that the new run is compared with
+    client_calibration: Path | None = None  # file of `bench calibrate-client`; None: the one beside the runs
     command: list[str] = field(default_factory=list)
 
 

@@ -49,6 +49,13 @@ from bench.commands.options import SHAPES, load_options
     help="Run folder to compare with; exit code 5 when something is worse.",
 )
 @click.option(
+    "--client-calibration",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    default=None,
+    envvar="BENCH_CLIENT_CALIBRATION",
+    help="File of `bench calibrate-client`; default: client-calibration.json beside the runs.",
+)
+@click.option(
     "--workers",
     type=click.IntRange(min=0),
     default=0,

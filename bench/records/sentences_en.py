@@ -28,6 +28,21 @@ ENGLISH: dict[str, str] = {
     "WARN-DRIFT": "the arrival rate drifts within the window: its halves differ by {z:.1f} standard deviations",
     "INV-CEILING": "{offered_qps:g} requests/s are above the client's own ceiling of {ceiling_qps:g}, "
     "measured against the null server",
+    "ceiling.none": "nothing was measured against the null server",
+    "ceiling.between": "{workers} worker(s) send up to {ceiling_qps:g} requests/s as planned; {first_miss_qps:g} was "
+    "too much ({bound_by}{busy}){adds}",
+    "ceiling.at_least": "{workers} worker(s) send {ceiling_qps:g} requests/s as planned, the highest rate tried{adds}",
+    "ceiling.server": "{workers} worker(s) send at least {ceiling_qps:g} requests/s as planned; at {first_miss_qps:g} "
+    "the null server itself was late, so the client's own end was not found{adds}",
+    "ceiling.below": "{workers} worker(s) cannot send even {first_miss_qps:g} requests/s as planned ({bound_by}{busy})",
+    "ceiling.busy": "; its workers used {cpu_ratio:.0%} of a core, so something else held the machine: calibrate again "
+    "when it is quiet",
+    "ceiling.adds": "; the client adds {ttft_p50_ms:.2f} ms to TTFT and {e2e_p50_ms:.2f} ms to the whole answer "
+    "(p99 {ttft_p99_ms:.1f} and {e2e_p99_ms:.1f} ms)",
+    "WARN-CALIBRATION": "the client was not calibrated for this run{why}: what it adds, and the highest rate that it "
+    "can send, are not known",
+    "calibration.why": " ({listed})",
+    "next.calibrate": "run `bench calibrate-client` with this config on this machine; it takes a minute",
     # ------------------------------------------------------------ the records of a stage
     "INV-CAP": "{count} arrivals were not sent because the client ran out of streams or descriptors: the load was "
     "no longer open",
@@ -178,6 +193,8 @@ ENGLISH: dict[str, str] = {
     "{high_qps} requests/s.",
     "capacity.at_least": "Every measured rate held the SLO; the knee lies above {low_qps} requests/s. Keep "
     "production at {safe_low_qps} to {safe_high_qps} or measure higher rates.",
+    "capacity.at_least.thin": "Every measured rate held the SLO, the highest too briefly to prove it; the knee lies "
+    "above {low_qps} requests/s. Keep production at {safe_low_qps} to {safe_high_qps} or measure longer and higher.",
     "capacity.crossing": "The SLO holds up to about {knee_qps} requests/s ({stages}95 % interval {low_qps} to "
     "{high_qps}{beyond}); keep production at {safe_low_qps} to {safe_high_qps}, 70-80 % of the lower bound.",
     "capacity.stages": "crossing between the stages at {below_qps:g} and {above_qps:g}; ",
