@@ -29,12 +29,14 @@ from locust.runners import MasterRunner, WorkerRunner
 
 from bench.client.request import PATHS
 from bench.config import Config, ConfigError, Resolved, load_config
+from bench.config.schema import MAX_QPS, MIN_QPS
 from bench.records.part import WHOLE, parse_part
 from bench.workload.plan import Plan, PlanError, build_plan
-from locustfiles import live_page, observe, stats
+from locustfiles import live_page, observe, start_form, stats
 from locustfiles.conductor import Conductor, NextStage
 from locustfiles.generator import Generator
 from locustfiles.server_metrics import metrics_address
+from locustfiles.start_form import check_ranges
 
 log = logging.getLogger("bench")
 
@@ -75,6 +77,7 @@ class Wiring:
         self.generator = None if isinstance(runner, MasterRunner) else Generator(environment)
         self.conductor = None if self.is_worker else Conductor(environment, self.settings)
         self._resolved: Resolved | None = None
+        self._form: start_form.StartForm | None = None
         stats.install(environment)
         for side in (self.generator, self.conductor):
             for name, listener in (side.listeners() if side is not None else {}).items():
@@ -84,6 +87,8 @@ class Wiring:
             self._show_target()
             live_page.attach(environment.web_ui, self.options(), self.conductor)
             observe.attach(environment.web_ui, self.options(), self.conductor.observer)
+            self._form = start_form.StartForm(environment, self.conductor, self._check_start)
+            start_form.attach(environment.web_ui, self.options(), self._form)
         options = self.options()
         if self.conductor is not None and getattr(options, "metrics_port", 0):
             self._metrics = observe.serve(self.conductor.observer, options.metrics_host, options.metrics_port)
@@ -95,7 +100,7 @@ class Wiring:
         """Put the config's address into the start form, where it can be changed."""
         try:
             self.environment.host = self.environment.host or self.load().config.base_url or None
-        except ConfigError:
+        except (ConfigError, PlanError):
             return  # said when a run is started
 
     # -- config and plan -----------------------------------------------------------------
@@ -103,9 +108,10 @@ class Wiring:
     def options(self) -> Any:
         return self.environment.parsed_options
 
-    def load(self) -> Resolved:
-        """The config with the overrides of options. Raises ConfigError."""
-        options = self.options()
+    def load(self, options: Any = None) -> Resolved:
+        """The config with the overrides of options (default: of this process). Raises ConfigError or PlanError."""
+        options = options or self.options()
+        check_ranges(options)
         path = Path(options.bench_config or DEFAULT_CONFIG)
         overrides: dict[str, Any] = {}
         if options.target_model:
@@ -116,13 +122,14 @@ class Wiring:
         base_url = options.host or os.environ.get("BENCH_TARGET_URL")
         if base_url:
             overrides["base_url"] = base_url
-        self._resolved = load_config(path, env=os.environ, overrides=overrides)
-        return self._resolved
+        return load_config(path, env=os.environ, overrides=overrides)
 
     def plan(self, shape: str) -> Plan:
         """The plan of a shape by the config and the options. Raises ConfigError or PlanError."""
-        options = self.options()
-        config = self.load().config
+        self._resolved = self.load()
+        return self._plan(shape, self.options(), self._resolved.config)
+
+    def _plan(self, shape: str, options: Any, config: Config) -> Plan:
         qps = parse_rates(options.qps_stages)
         if shape == "single" and options.offered_qps:
             qps = [options.offered_qps]
@@ -143,11 +150,13 @@ class Wiring:
         assert self.conductor is not None
         try:
             plan = self.plan(shape)
-            self._refuse_nowhere()
+            _refuse_nowhere(self._resolved)
             self._refuse_part(shape)
         except (ConfigError, PlanError) as error:
             self.environment.process_exit_code = 2
             self.conductor.live.refuse(str(error))
+            if self._form is not None:
+                self._form.begun()
             for line in str(error).splitlines():
                 log.error("%s", line)
             raise StopTest() from None
@@ -156,6 +165,20 @@ class Wiring:
             stages = [replace(s, name=f"{s.index:02d} {_kind(s.name)} c{users}") for s in plan.stages]
             plan = replace(plan, stages=tuple(stages))
         self.conductor.begin(plan, shape=shape, loop=self.loop, next_stage=next_stage)
+        if self._form is not None:
+            self._form.begun()
+
+    def _check_start(self, options: Any) -> None:
+        """Would a run begin with these options? Changes nothing. Raises ConfigError or PlanError."""
+        resolved = self.load(options)
+        shape = getattr(self.environment.shape_class, "plan_name", "") or self._shape_of(options)
+        self._plan(shape, options, resolved.config)
+        _refuse_nowhere(resolved)
+        self._refuse_part(shape)
+
+    def _shape_of(self, options: Any) -> str:
+        """The shape of a start without a shape class."""
+        return "sweep" if options.qps_stages.strip() and self.loop == "open" else "single"
 
     def _refuse_part(self, shape: str) -> None:
         """A part needs a plan that all masters know from the beginning. Raises PlanError."""
@@ -167,18 +190,6 @@ class Wiring:
         if part != WHOLE and (self.loop == "closed" or shape == "knee_search"):
             what = "a closed loop" if self.loop == "closed" else "a knee search"
             raise PlanError(f"--part is {options.part}: {what} has no plan that parts could share; leave --part out")
-
-    def _refuse_nowhere(self) -> None:
-        """A load needs an address: not one of the example config's placeholders, and not an empty one."""
-        assert self._resolved is not None
-        problems = self._resolved.placeholders()
-        if problems:
-            raise ConfigError(problems)
-        if not self._resolved.config.base_url:
-            raise PlanError(
-                "base_url is empty; `bench run` starts the embedded engine by itself, plain locust needs an address: "
-                "start it with `bench serve-engine` and give that address with --host"
-            )
 
     def settings(self) -> dict[str, Any]:
         """What the conductor and the workers need of the config; holds no key."""
@@ -277,7 +288,7 @@ class Wiring:
         """A start without a shape: one stage at the offered rate, then the end of the test."""
         assert self.conductor is not None
         try:
-            self.begin("sweep" if self.options().qps_stages.strip() and self.loop == "open" else "single")
+            self.begin(self._shape_of(self.options()))
         except StopTest:
             pass
         else:
@@ -314,6 +325,19 @@ class Wiring:
             os._exit(130)
 
 
+def _refuse_nowhere(resolved: Resolved | None) -> None:
+    """A load needs an address: not one of the example config's placeholders, and not an empty one."""
+    assert resolved is not None
+    problems = resolved.placeholders()
+    if problems:
+        raise ConfigError(problems)
+    if not resolved.config.base_url:
+        raise PlanError(
+            "base_url is empty; `bench run` starts the embedded engine by itself, plain locust needs an address: "
+            "start it with `bench serve-engine` and give that address with --host"
+        )
+
+
 def live_settings(config: Config) -> dict[str, Any]:
     """What `Live` needs of the config: deadlines in seconds and the gates that may end the run."""
     slo = config.slo
@@ -341,10 +365,10 @@ def parse_rates(text: str) -> list[float] | None:
         return None
     try:
         rates = [float(part) for part in text.split(",") if part.strip()]
-        if not rates or any(not 0 < rate <= 1e6 for rate in rates):
+        if not rates or any(not MIN_QPS <= rate <= MAX_QPS for rate in rates):
             raise ValueError
     except ValueError:
-        raise PlanError(f"--qps-stages is {text!r}; positive numbers with commas, such as 5,10,15") from None
+        raise PlanError(f"--qps-stages is {text[:80]!r}; positive numbers with commas, such as 5,10,15") from None
     return rates
 
 

@@ -105,7 +105,8 @@ def test_the_run_in_the_tab_and_on_the_page(served: Page) -> None:
 
 
 def test_another_run_begins_afresh_and_a_bad_start_is_shown(served: Page) -> None:
-    served.start(qps_stages="ten", stage_duration="1", slo_ttft_ms="0", slo_tpot_ms="0")
+    answer = served.swarm(qps_stages="ten", stage_duration="1", slo_ttft_ms="0", slo_tpot_ms="0")
+    assert answer["success"] is False and answer["message"].startswith("--qps-stages is 'ten'")
     refused = wait_until(served, lambda d: d["problem"])
     assert refused["verdict"].startswith("not started: --qps-stages is 'ten'")
     assert tab(served)[0]["verdict"].startswith("not started")

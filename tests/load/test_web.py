@@ -32,11 +32,15 @@ class Page:
         with urllib.request.urlopen(urllib.request.Request(self.url + path, data=data), timeout=30) as answer:
             return answer.read().decode()
 
+    def swarm(self, **fields: str) -> dict[str, Any]:
+        """The answer to a start, accepted or not."""
+        return json.loads(self.get("/swarm", {"user_count": "1", "spawn_rate": "1", "host": "", **fields}))
+
     def start(self, **fields: str) -> None:
         limit = time.monotonic() + 10  # Locust itself takes a moment to end the run before
         while json.loads(self.get("/stats/requests"))["state"] not in ("ready", "stopped") and time.monotonic() < limit:
             time.sleep(0.05)
-        answer = json.loads(self.get("/swarm", {"user_count": "1", "spawn_rate": "1", "host": "", **fields}))
+        answer = self.swarm(**fields)
         assert answer["success"], answer
 
     def runs(self) -> list[Path]:
@@ -109,11 +113,47 @@ def test_runs_from_the_start_form(page: Page) -> None:
         assert path.is_dir() or KEY.encode() not in path.read_bytes(), path
 
 
-def test_a_bad_rate_is_said_in_the_log_and_a_better_one_runs(page: Page) -> None:
-    page.start(qps_stages="ten", offered_qps="10", stage_duration="1")
-    limit = time.monotonic() + 10
-    while "--qps-stages is 'ten'" not in (page.folder / "log.txt").read_text() and time.monotonic() < limit:
-        time.sleep(0.1)
+BAD_STARTS = [
+    ({"qps_stages": "ten"}, "--qps-stages is 'ten'"),
+    ({"qps_stages": "5,nan"}, "--qps-stages is '5,nan'"),
+    ({"qps_stages": "5,1e300"}, "--qps-stages is '5,1e300'"),
+    ({"offered_qps": "nan"}, "--offered-qps is nan; 0 (as the config says), or 0.0001 to 100000"),
+    ({"offered_qps": "-5"}, "--offered-qps is -5"),
+    ({"offered_qps": "1e300"}, "--offered-qps is 1e+300"),
+    ({"offered_qps": "inf"}, "--offered-qps is inf"),
+    ({"offered_qps": "ten"}, "offered_qps is 'ten'; a number is needed"),
+    ({"stage_duration": "-1"}, "--stage-duration is -1"),
+    ({"stage_duration": ""}, "stage_duration is ''; a number is needed"),
+    ({"stage_repeats": "2.5"}, "stage_repeats is '2.5'; a whole number is needed"),
+    ({"plan_seed": "-1"}, "--plan-seed is -1"),
+    ({"slo_ttft_ms": "nan"}, "--slo-ttft-ms is nan"),
+    # 100,000/s for 700 s: more than a stage may have
+    ({"offered_qps": "100000", "stage_duration": "700"}, "arrivals"),
+    ({"host": "ftp://x"}, "base_url"),
+    ({"run_dir": "elsewhere"}, "run_dir cannot be set in the web page"),
+    ({"bench_config": "other.json"}, "bench_config cannot be set in the web page"),
+]
+
+
+def test_a_bad_start_is_refused_with_the_reason_and_a_better_one_runs(page: Page) -> None:
+    before = page.get("/")
+    for fields, words in BAD_STARTS:
+        answer = page.swarm(**fields)
+        assert answer["success"] is False and words in answer["message"], (fields, answer)
+    assert page.get("/") == before and page.runs() == []  # nothing was taken over into the form
     assert "--qps-stages is 'ten'" in (page.folder / "log.txt").read_text()
+    assert json.loads(page.get("/stats/requests"))["state"] == "ready"
     page.start(qps_stages="", offered_qps="30", stage_duration="1")
     assert page.wait_for_run(1, finished=True)["problems"] == []
+
+
+def test_a_second_start_while_a_run_goes_is_refused_and_changes_nothing(page: Page) -> None:
+    assert page.swarm(offered_qps="30", stage_duration="3")["success"]
+    at_once = page.swarm(offered_qps="70", stage_duration="9")  # before the first has become a run
+    assert at_once["success"] is False and "in progress" in at_once["message"]
+    page.wait_for_run(1, finished=False)
+    later = page.swarm(offered_qps="80", stage_duration="9")
+    assert later["success"] is False and "a run is in progress" in later["message"]
+    done = page.wait_for_run(1, finished=True)
+    assert {float(row["offered_qps"]) for row in rows(done["dir"])} == {30.0}
+    assert len(page.runs()) == 1 and done["problems"] == []
