@@ -6,6 +6,7 @@ Does not: judge the run (`analysis/` does, from the files), keep a row, or read 
 
 1. Attainment so far is over every arrival of the window that was due by now. An open one is neither hit nor miss,
    so attainment is a pair: (met / due, (met + open) / due). The pair closes as answers end.
+   What was planned after a stop was never due: it is counted apart (`after_stop`), as the analysis leaves it out.
 2. Latencies go into bins 2 % wide; a percentile is the upper edge of its bin, so it is at most 2 % too high.
    An arrival that failed counts as infinite.
 3. Memory depends on the number of stages and bins, never on the number of requests.
@@ -49,6 +50,7 @@ class Seen(NamedTuple):
     status: str
     phase: str
     request_class: str
+    intended_s: float
     sent_s: float | None
     done_s: float | None
     send_lag_s: float | None
@@ -220,6 +222,8 @@ class Stage:
         self.ttft, self.tpot, self.e2e, self.send_lag = Histogram(), Histogram(), Histogram(), Histogram()
         self.in_flight_max = 0
         self.ended_s: float | None = None
+        self.halted_s = math.inf  # run time of a stop
+        self.after_stop = 0  # rows of arrivals that were planned after it
 
     def plan_arrivals(self, intended_s: Sequence[float]) -> None:
         """The schedule's intended times, ascending, from the stage's start."""
@@ -230,8 +234,18 @@ class Stage:
         """Arrivals are due from now on."""
         self.start_s, self.state = start_s, "sending"
 
+    def halt(self, now_s: float) -> None:
+        """Stopped: no arrival is due from now on."""
+        self.halted_s = now_s
+        if self.start_s is not None and self.loop == "open":
+            self._due_s = self._due_s[: bisect_left(self._due_s, now_s - self.start_s)]
+            self.planned = len(self._due_s)
+
     def add(self, row: Seen) -> None:
         """Count one row."""
+        if row.intended_s >= self.halted_s and row.sent_s is None:
+            self.after_stop += 1
+            return
         self.all_rows += 1
         self.all_sent += row.sent_s is not None
         ok = row.status == "ok"
@@ -262,6 +276,10 @@ class Stage:
 
     def add_batch(self, batch: Batch) -> None:
         """Count all rows of a batch as `add` would, in a twentieth of the time; gates want them one by one."""
+        if self.halted_s < math.inf:
+            for row in seen(batch):
+                self.add(row)
+            return
         ok, window = batch.where("status", "ok"), batch.where("phase", "window")
         done_s, send_lag_s = batch.seconds("done_s"), batch.seconds("send_lag_s")
         self.all_rows += batch.n
@@ -407,6 +425,10 @@ class Live:
         """The last opened stage sends."""
         self.stages[-1].begin(start_s)
         self.state = "sending"
+
+    def halt_stage(self, now_s: float) -> None:
+        """The stage was stopped at `now_s`."""
+        self.stages[-1].halt(now_s)
 
     def drain_stage(self) -> None:
         """No more arrivals in this stage."""

@@ -194,6 +194,7 @@ class StageRun(Crew):
         if self._stop.is_set():
             marks.add(self._stop_mark)
             self._halted_s = now_s() - self._t0_s
+            self.live.halt_stage(self._halted_s)
             self._halt(stage, abort=self._abort, code="CL-STOP")
 
     def _halt(self, stage: Stage, *, abort: bool, code: str) -> None:
@@ -306,11 +307,17 @@ class StageRun(Crew):
             number=stage.index + 1,
             name=stage.name,
             rows=record.rows,
-            statuses=dict(record.statuses),
+            statuses=self._statuses(record.statuses),
             drain_s=took,
             marks=sorted(marks),
             attainment=self.live.progress(self.run_time_s)["attainment"],
         )
+
+    def _statuses(self, counted: dict[str, int]) -> dict[str, int]:
+        """Rows by status for the console; what was planned after a stop is no failure and stands apart."""
+        after = self.live.stages[-1].after_stop
+        shown = {**counted, "unsent": counted.get("unsent", 0) - after, "not due any more (stopped)": after}
+        return {status: n for status, n in shown.items() if n > 0}
 
     def _not_run(self, stage: Stage, loop: str) -> None:
         assert self.collector is not None

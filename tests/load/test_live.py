@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from typing import Any
@@ -87,6 +88,23 @@ def test_attainment_is_over_what_was_due_and_open_answers_make_it_a_range() -> N
     assert stage.attainment(105.5) == (7 / 8, 7 / 8)  # rows count as due, whatever the clock says
     assert live.end_stage(111.0, []) == [] and stage.verdict(200.0) == "missed"
     assert live.add_rows(1, [row()]) is None and stage.rows == 8  # rows of another stage are left out
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["rows", "batch"])
+def test_what_was_planned_after_a_stop_is_no_miss(packed: bool) -> None:
+    """Window arrivals at 2, 3, ... 9 s, stopped at 5.5 s: 2 3 4 5 were due, 6 7 8 9 never."""
+    live = opened()
+    stage = live.open_stage(live.plan.stages[0], [float(t) for t in range(10)])
+    live.begin_stage(100.0)
+    live.add_rows(0, [row(2, intended_s=102.0), row(3, intended_s=103.0)])
+    live.halt_stage(105.5)
+    assert stage.planned == 4 and stage.attainment(108.0) == (2 / 4, 1.0)  # 4 and 5 are open
+    unsent = [dataclasses.replace(row(i, "unsent", intended_s=100.0 + i), sent_s=None, done_s=None) for i in range(6, 10)]
+    late = [row(4, intended_s=104.0), row(5, "error", intended_s=105.0), *unsent]
+    live.add_rows(0, batch_of(late) if packed else late)
+    live.end_stage(109.0, ["interrupted"])
+    assert stage.attainment(109.0) == (3 / 4, 3 / 4)  # 2 3 4 met, 5 failed
+    assert (stage.rows, stage.after_stop, stage.statuses) == (4, 4, {"ok": 3, "error": 1})
 
 
 def test_every_arrival_counts_with_the_deadlines_of_its_class() -> None:
