@@ -143,7 +143,7 @@ class LiveLab(Lab):
 
     def judge(self, stage: Any, folder: Path, journal: Journal, say: Callable[[str], None]) -> tuple[str, int]:
         """(why it failed or "", requests used) of one stage."""
-        from control.rollout import StageWatch
+        from control.rollout import MIN_BLOCKS, StageWatch
 
         if stage.name == "replay":
             return super().judge(stage, folder, journal, say)
@@ -164,6 +164,12 @@ class LiveLab(Lab):
                     note_judged(journal, stage, watch, judged)
         finally:
             differences.write(folder, stage.name)
+        if watch.blocks < MIN_BLOCKS:
+            raise RolloutError(
+                f"stage {stage.name}: {stage.requests} requests made {watch.blocks} blocks of {stage.block} of each "
+                f"arm; {MIN_BLOCKS} are needed to judge. The load is not divided as planned: give the stage more "
+                "requests, smaller blocks or another share"
+            )
         for j in judged:
             say(f"  {stage.name}: {j.text} ({j.status})")
         return "", watch.requests

@@ -173,6 +173,15 @@ def test_gray_alone_takes_a_bad_policy_back_and_survives_a_restart_of_the_comman
         assert again["status"] == "rolled_back" and events(folder) == before and load.failed == 0
 
 
+def test_a_gray_stage_that_could_not_be_judged_does_not_pass(tmp_path, config):
+    """One tenant of twenty: 150 requests hold 7 of it, one block of 5; 12 are needed."""
+    stage = {"gray": {"requests": 150, "block": 5, "tenants": ["tenant-1"]}}
+    with start_engine(config) as engine, Load(engine.base_url):
+        with pytest.raises(RolloutError, match="150 requests made 1 blocks of 5 of each arm; 12 are needed"):
+            run_live(read_plan(plan(tmp_path, GOOD, stages=stage)), tmp_path / "g", lambda _: None, engine.base_url, 20.0)
+        assert state_of(engine.base_url)["stage"] == "gray" and not any(e["event"] == "passed" for e in events(tmp_path / "g"))
+
+
 @pytest.mark.slow
 def test_the_engine_dies_in_gray_and_comes_back_where_it_was(tmp_path, config):
     loaded = read_plan(plan(tmp_path, GOOD))
