@@ -60,18 +60,25 @@ class Waiter:
         """Whether the kernel's timer is used."""
         return self._fd >= 0
 
-    def until(self, due_s: float) -> None:
-        """Return at `due_s` of `time.monotonic()`, or when `wake` or `nudge` is called; at once when it is past."""
-        while not (self._woken or self._nudged) and time.monotonic() < due_s:
+    def until(self, due_s: float, spin_s: float = 0.0) -> None:
+        """Return at `due_s` of `time.monotonic()`, or when `wake` or `nudge` is called; at once when it is past.
+
+        spin_s: the last part of the wait, done awake; the process is there in time, with its caches warm.
+        """
+        sleep_until_s = due_s - spin_s
+        while not (self._woken or self._nudged) and time.monotonic() < sleep_until_s:
             if self._fd < 0:
-                self._event.wait(due_s - time.monotonic())
+                self._event.wait(sleep_until_s - time.monotonic())
                 continue
-            self._set(due_s)
+            self._set(sleep_until_s)
             gevent.get_hub().wait(self._io)
             try:
                 os.read(self._fd, 8)
             except BlockingIOError:
                 continue  # set anew between the event and the read
+        if spin_s and not (self._woken or self._nudged):
+            while time.monotonic() < due_s:
+                pass
         self._nudged = False
         if not self._woken:
             self._event.clear()

@@ -77,7 +77,7 @@ class Gatherer:
         self._watching = False
         self._gathering = self._early = False
         self._last_s = self._served_s = 0.0
-        self.punctual = False  # this turn; else our loop was busy, and several outputs in a read are no reason to refine
+        self.punctual = False  # this turn; if not, several outputs in a read are our own doing
 
     def watch(self, fd: int) -> Watch:
         """A watch of the descriptor, not started."""

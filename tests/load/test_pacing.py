@@ -22,12 +22,17 @@ SCRIPT = """
         alarm.until(due)
         assert time.monotonic() >= due, "early"
         assert time.monotonic() - due < 1.0
-    alarm.until(time.monotonic() - 5)              # long past: at once
+    due = time.monotonic() + 0.02
+    alarm.until(due, spin_s=0.005)                 # the last part awake
+    assert time.monotonic() >= due, "early"
+    alarm.until(time.monotonic() - 5, spin_s=9.0)  # long past: at once
+    alarm.until(time.monotonic() - 5)
     gevent.spawn_later(0.05, alarm.wake)
     begun = time.monotonic()
     alarm.until(begun + 30)
     assert time.monotonic() - begun < 5, "not woken"
     alarm.until(time.monotonic() + 30)             # once woken, it never waits again
+    alarm.until(time.monotonic() + 30, spin_s=30.0)
     assert time.monotonic() - begun < 5
     alarm.wake(); alarm.close(); alarm.close()
     print("fine")
