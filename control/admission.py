@@ -31,6 +31,9 @@ REASONS: dict[str, int] = {
     "ttft_budget": 503,
     "hopeless": 503,  # dropped from the queue: its deadline had become out of reach
 }
+# A request is refused unless 19 of 20 like it had their first token in time. With the mean alone (0) half of those at
+# the edge are served late, which costs as much as serving them: on the demo's load at 1.5 times the knee 17 % of all.
+SURE_SD = 1.645
 PRESSURE = 0.8  # of the commit limit: from here on tenants keep to their shares
 RELIEF_HALVING = 0.5  # one preemption costs more than the 64 finishes that restore it, so the factor settles below it
 RELIEF_GAIN = 1.0 / 64
@@ -145,16 +148,18 @@ def over_memory(load: Load, promise_blocks: int, limit: int) -> bool:
     return load.committed_blocks > 0 and load.committed_blocks + promise_blocks > limit
 
 
-def predicted_ttft_s(load: Load, prompt_tokens: int) -> float:
+def predicted_ttft_s(load: Load, prompt_tokens: int, sd: float = 0.0) -> float:
     """Seconds until a request arriving now would have its first token.
 
     residual step + max(Q / R, wait for a slot) + P / R. Prompts ahead are computed while we wait for a slot, so the
-    two waits overlap. The slot wait is (n_ahead + 1) departures at active_cap / service_s, once all slots are taken.
+    two waits overlap. The slot wait is k = n_ahead + 1 departures at active_cap / service_s, once all slots are taken:
+    departures of many independent sequences are near Poisson, so their time has mean k and standard deviation sqrt(k)
+    departure times; `sd` of these are added.
     """
     prefill_s = load.backlog_tokens / load.prefill_tps if load.prefill_tps < math.inf else 0.0
     own_s = prompt_tokens / load.prefill_tps if load.prefill_tps < math.inf else 0.0
-    short = load.running + load.waiting + 1 - load.active_cap
-    slot_s = max(0, short) * load.service_s / load.active_cap
+    short = max(0, load.running + load.waiting + 1 - load.active_cap)
+    slot_s = (short + sd * math.sqrt(short)) * load.service_s / load.active_cap
     return load.residual_step_s + max(prefill_s, slot_s) + own_s
 
 
@@ -189,11 +194,11 @@ def decide(asked: Asked, load: Load, budgets: Budgets) -> Refusal | None:
         return refuse("kv_budget", departure_s, measured=total, limit=limit,
                       text=f"{total} KV blocks would be promised > {limit}")
     if asked.ttft_deadline_s is not None:
-        wait_s = predicted_ttft_s(load, asked.prompt_tokens)
+        wait_s = predicted_ttft_s(load, asked.prompt_tokens, SURE_SD)
         if wait_s > asked.ttft_deadline_s:
             return refuse("ttft_budget", wait_s - asked.ttft_deadline_s, measured=wait_s,
                           limit=asked.ttft_deadline_s,
-                          text=f"predicted TTFT {_ms(wait_s)} > {_ms(asked.ttft_deadline_s)}")
+                          text=f"predicted TTFT {_ms(wait_s)} > {_ms(asked.ttft_deadline_s)} (19 of 20 have it sooner)")
     return None
 
 

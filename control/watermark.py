@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 
 SAFE_LOW, SAFE_HIGH = 0.70, 0.80
 BURST_Z = 2.326  # 99 of 100 intervals stay below mean + z sd
+SURE_SD = 1.645  # 19 of 20; control/admission.py predicts with the same
 MIN_KV_HEADROOM = 1.0
 
 
@@ -281,15 +282,25 @@ def _departures(f: Facts) -> tuple[float, str]:
 def _queued_reqs(f: Facts) -> Line:
     wait, w_text = _wait_s(f)
     rate, r_text = _departures(f)
-    return Line("max_num_queued_reqs", max(1, math.floor(wait * rate)), "requests",
-                "(D_ttft - T(n) - gamma P95) x X", f"{w_text} s x {r_text}/s",
-                "per replica; one more would get its first token after the deadline")
+    return Line("max_num_queued_reqs", max(1, math.floor(_sure_queue(wait * rate))), "requests",
+                "N + z sqrt(N) = (D_ttft - T(n) - gamma P95) x X",
+                f"{w_text} s x {r_text}/s = {wait * rate:.4g}, z = {SURE_SD:g}",
+                "per replica; of those that join last 19 in 20 still have their first token in time")
+
+
+def _sure_queue(departures: float) -> float:
+    """N with N + z sqrt(N) = departures: past capacity the queue is always full, so the last place must be safe too.
+
+    The time of N departures of many independent sequences has a standard deviation of sqrt(N) departure times.
+    """
+    return ((math.sqrt(SURE_SD * SURE_SD + 4.0 * departures) - SURE_SD) / 2.0) ** 2
 
 
 def _queued_tokens(f: Facts) -> Line:
     wait, w_text = _wait_s(f)
     rate, r_text = _departures(f)
-    found = [("slots: (D_ttft - ...) X P95", wait * rate * f.input_p95, f"{w_text} s x {r_text}/s x {f.input_p95:.4g}")]
+    places = max(1.0, _sure_queue(wait * rate))
+    found = [("slots: N P95", places * f.input_p95, f"{places:.4g} x {f.input_p95:.4g}")]
     if f.law is not None and f.law.gamma_s > 0:
         n, b = f.max_num_seqs, f.max_num_batched_tokens
         step = f.law.decode_s(n, f.context_mean) + (b - n) * f.law.gamma_s

@@ -63,12 +63,14 @@ def test_batch_limits_are_the_smallest_candidate():
 
 def test_queue_limits_are_deadline_times_rate():
     plan = make_plan(FACTS)
-    # wait: 0.8 - T(32) 0.0452 - 2000 x 20 us = 0.7148 s; X = 25/s: 17.87 requests; slots 0.7148 x 25 x 2000 = 35740
+    # wait: 0.8 - T(32) 0.0452 - 2000 x 20 us = 0.7148 s; X = 25/s: 17.87 departures.
+    # N + 1.645 sqrt(N) = 17.87: sqrt(N) = (sqrt(1.645^2 + 4 x 17.87) - 1.645) / 2 = 3.484, N = 12.14; check: 12.14 + 5.73
+    # slots 12.14 x 2000 = 24280
     # R = (4096 - 32) / (0.0452 + 4064 x 20 us = 0.12648) = 32132/s: 0.7148 x 32132 = 22968 tokens
-    assert value(plan, "max_num_queued_reqs") == 17
+    assert value(plan, "max_num_queued_reqs") == 12
     assert value(plan, "max_num_queued_tokens") == pytest.approx(22967, abs=2)
-    # four replicas share 25/s, one has a queue of a fourth
-    assert value(make_plan(replace(FACTS, replicas=4)), "max_num_queued_reqs") == 4
+    # four replicas share 25/s: 4.468 departures, sqrt(N) = (sqrt(2.706 + 17.87) - 1.645) / 2 = 1.446, N = 2.09
+    assert value(make_plan(replace(FACTS, replicas=4)), "max_num_queued_reqs") == 2
     # nobody could wait: one may still, and a P95 prompt may always
     tight = make_plan(replace(FACTS, ttft_deadline_s=0.05))
     assert value(tight, "max_num_queued_reqs") == 1 and value(tight, "max_num_queued_tokens") == 2000
@@ -107,10 +109,10 @@ def test_residence_between_and_outside():
 
 def test_flags_name_what_an_engine_lacks():
     flags = engine_flags(make_plan(FACTS))
-    # vLLM counts the 20 that run with the 17 that may wait (its max_num_queued_reqs is of requests in flight)
+    # vLLM counts the 20 that run with the 12 that may wait (its max_num_queued_reqs is of requests in flight)
     assert flags["vllm"] == ("--max-num-seqs 20 --max-num-batched-tokens 3420 --max-num-active-seqs 20 "
-                             "--max-num-queued-reqs 37 --max-num-queued-tokens 22967", [])
-    assert flags["sglang"] == ("--max-running-requests 20 --chunked-prefill-size 3420 --max-queued-requests 17",
+                             "--max-num-queued-reqs 32 --max-num-queued-tokens 22967", [])
+    assert flags["sglang"] == ("--max-running-requests 20 --chunked-prefill-size 3420 --max-queued-requests 12",
                                ["max_num_queued_tokens"])
     assert flags["tensorrt-llm"] == ("--max_batch_size 20 --enable_chunked_prefill --max_num_tokens 3420",
                                      ["max_num_queued_reqs", "max_num_queued_tokens"])
@@ -144,7 +146,7 @@ def test_the_command_plans_a_run_and_writes_a_config_that_loads(simulated, tmp_p
     assert {"key": "admission.reject_on_budget_exceed", "now": False, "planned": True} in document["diff"]
     assert document["hold"].startswith("bench run --shape hold --qps ")
     text = CliRunner().invoke(command, [str(simulated)]).output
-    assert "prove it: bench run --shape hold" in text and "(D_ttft - T(n) - gamma P95) x X" in text
+    assert "prove it: bench run --shape hold" in text and "N + z sqrt(N) = (D_ttft - T(n) - gamma P95) x X" in text
 
 
 def test_an_invalid_run_gives_no_plan(simulated, tmp_path):
