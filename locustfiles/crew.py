@@ -38,6 +38,7 @@ LOST_S = 2.0
 # When nobody is heard the silence may be our own (Locust holds its listener for up to a second when a worker joins).
 ALL_LOST_S = 3.5
 BEAT_S = 0.5
+SLEPT_S = 1.0  # five times the longest that we mean to stay away from looking
 TAKE_LEAD_S = 0.4  # arrivals due sooner cannot reach another worker in time
 FLUSH_S = 0.5  # rows wait no longer in memory
 
@@ -82,6 +83,7 @@ class Crew:
         self._intended_s: np.ndarray | None = None  # of the stage, from its start
         self._start_s = math.inf  # run time of the stage's start, once it is known
         self._beat_s = self._flush_s = 0.0
+        self._looked_s = math.inf
 
     def worker_counts(self) -> dict[str, int]:
         """Workers by what they are to the stage that runs: connected, sending, lost."""
@@ -91,6 +93,11 @@ class Crew:
             "sending": sum(not (s.lost or s.done or s.error) for s in stripes),
             "lost": sum(s.lost for s in stripes),
         }
+
+    @property
+    def deserted(self) -> bool:
+        """Workers were lost and none is left: Locust ends its test then by itself."""
+        return self.distributed and any(s.lost for s in self._stripes.values()) and not self._clients()
 
     @property
     def distributed(self) -> bool:
@@ -222,6 +229,7 @@ class Crew:
         """See who is gone, keep the others at work, write what has come in. Called many times a second."""
         there = set(self._clients())
         if self.distributed:
+            self._forgive_own_sleep()
             self._beat(there)
             lost = [s for s in self._stripes.values() if not (s.lost or s.done) and self._is_lost(s, there)]
             for stripe in lost:
@@ -238,6 +246,14 @@ class Crew:
             cpu_s = time.thread_time()
             self.collector.flush()
             self.collector.transport["cpu_us"] += round((time.thread_time() - cpu_s) * 1e6)
+
+    def _forgive_own_sleep(self) -> None:
+        """While this process stood still nobody could be heard: that time is no worker's silence."""
+        now = now_s()
+        slept_s, self._looked_s = now - self._looked_s, now
+        if slept_s > SLEPT_S:
+            for stripe in self._stripes.values():
+                stripe.heard_s = min(now, stripe.heard_s + slept_s)
 
     def _is_lost(self, stripe: Stripe, there: set[str]) -> bool:
         if stripe.client_id not in there:
@@ -256,7 +272,12 @@ class Crew:
         self._beat_s = now_s()
         for stripe in self._stripes.values():
             if stripe.client_id in there:
-                data = {"run_id": self._run_id, "stage": self._stage_index(), "lost": stripe.lost}
+                data = {
+                    "run_id": self._run_id,
+                    "stage": self._stage_index(),
+                    "lost": stripe.lost,
+                    "heard_s": stripe.heard_s,
+                }
                 self.environment.runner.send_message(messages.BEAT, data, client_id=stripe.client_id)
 
     def _restripe(self, lost: list[Stripe]) -> None:

@@ -9,8 +9,9 @@ Does not: parse answers, judge them, or decide when a stage begins or ends.
 3. The gauge counts streams by itself (the transport's own begins and ends); it never looks at the rows.
 4. The pacing loop never waits for an answer, a connection, or the master. It writes each request itself, on a kept
    connection; what would wait (a new connection, a full socket) goes on in a greenlet (`Transport.start`).
-5. A worker that has not heard its master for `LEASE_S` sends no arrival: after `LOST_S` (crew.py) without a sign
-   of it, its arrivals are given to others, and nothing may be sent twice. So LEASE_S < LOST_S.
+5. A worker sends an arrival only within `LEASE_S` of the last sign of it that its master says it has heard: the master
+   gives its arrivals to others `LOST_S` (crew.py) after that same sign, and nothing may be sent twice, however long
+   messages take either way. So LEASE_S < LOST_S.
 6. Rows are kept on this worker's disk before they travel, and travel again until the master has them.
 """
 
@@ -72,7 +73,7 @@ AHEAD_S = 0.25
 SPIN_S, SPIN_EVERY_S = 0.001, 0.05
 SPREE_S = 0.005  # so long may arrivals that are overdue be sent without a look at anything else
 GAUGE_SAMPLES = 5  # in one message
-LEASE_S = 1.5
+LEASE_S = 1.9
 # A worker's answer counts as read in time when the loop was free again within this.
 CPU_WINDOW_S = 1.0
 
@@ -93,6 +94,7 @@ class Job:
     go: Event = field(default_factory=Event)
     start_s: float = 0.0
     offset_s: float = 0.0  # the master's clock minus ours
+    bound_s: float | None = 0.0  # of its error; None: not known
     halted: Event = field(default_factory=Event)
     alarm: Waiter = field(default_factory=Waiter)
     abort: bool = False
@@ -171,23 +173,30 @@ class Generator:
         job = self._current(msg.data)
         if job is not None and not job.go.is_set():
             job.start_s = msg.data["start_s"]
-            self._renew(job)
+            self._renew(job, msg.data["heard_s"])
             if self.shards is not None:
                 self.shards.begin(job)
             job.go.set()
 
-    def _renew(self, job: Job) -> None:
-        if self._distributed:
-            job.lease_s = now_s() + LEASE_S
+    def _renew(self, job: Job, heard_s: float) -> None:
+        """Sending is ours until `LEASE_S` after the master's clock showed `heard_s`, whenever we hear of it."""
+        if not self._distributed:
+            return
+        if job.bound_s is None:  # no round trip came back: there is no clock but ours, and the run is INVALID anyhow
+            lease_s = now_s() + LEASE_S
+        else:
+            lease_s = heard_s - job.offset_s - job.bound_s + LEASE_S
+        job.lease_s = lease_s if math.isinf(job.lease_s) else max(job.lease_s, lease_s)
 
     def on_beat(self, environment: Environment, msg: Any, **_: Any) -> None:
         job = self._current(msg.data)
         if job is None:
             return
         if not msg.data["lost"]:
-            if now_s() > job.lease_s:
+            lapsed = now_s() > job.lease_s
+            self._renew(job, msg.data["heard_s"])
+            if lapsed and now_s() <= job.lease_s:
                 log.warning("stage %s: the master is back; sending goes on", job.stage.name)
-            self._renew(job)
         elif not job.halted.is_set():
             log.warning("stage %s: the master took this worker for lost; the rest is left to others", job.stage.name)
             job.halt_code = "CL-LOST"
@@ -309,6 +318,8 @@ class Generator:
         if self.job is not None and self.job.run_id != job.run_id:
             self._send_samples(now_s(), all_of_them=True)
         job.offset_s = self.clock.offset_s  # one for the whole stage: its times must not jump
+        bound_s = self.clock.bound_after(job.stage.duration_s)
+        job.bound_s = bound_s if math.isfinite(bound_s) else None
         self.job = job
         return job
 
@@ -354,8 +365,7 @@ class Generator:
                 "hash": job.schedule.hash,
                 "error": "",
                 "offset_s": job.offset_s,
-                # None: no round trip came back, so nothing is known
-                "bound_s": bound if math.isfinite(bound := self.clock.bound_after(job.stage.duration_s)) else None,
+                "bound_s": job.bound_s,  # None: no round trip came back, so nothing is known
                 "shared": self.clock.shared,
                 "pid": os.getpid(),
             },

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 # master to workers
 STAGE = "bench_stage"  # run_id, plan, stage, stripe, stripes, settings, t0_s, clock_id, loop, run
-BEAT = "bench_beat"  # run_id, stage, lost: twice a second; a worker that hears none sends nothing more
+BEAT = "bench_beat"  # run_id, stage, lost, heard_s: twice a second; a worker that was not heard sends nothing more
 TAKE = "bench_take"  # run_id, stage, number, arrivals: of a lost worker, sorted int32, compressed
 ACK = "bench_ack"  # run_id, stage, stripe, seq: the master has all batches up to seq
-GO = "bench_go"  # run_id, stage, start_s
+GO = "bench_go"  # run_id, stage, start_s, heard_s
 HALT = "bench_halt"  # run_id, stage, abort, code
 FLUSH = "bench_flush"  # run_id, whole: the master has every row
 PONG = "bench_pong"  # sent_s, master_s

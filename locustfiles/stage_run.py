@@ -97,9 +97,11 @@ class StageRun(Crew):
         start_s = self._agree_on_start(stage, marks)
         for stripe in self._stripes.values():
             stripe.heard_s = now_s()
+        self._looked_s = now_s()
         self._start_s = start_s
         self._intended_s = schedule.intended_s if loop == "open" else None
-        self._send_all(messages.GO, {"run_id": self._run_id, "stage": stage.index, "start_s": start_s})
+        go = {"run_id": self._run_id, "stage": stage.index, "start_s": start_s, "heard_s": now_s()}
+        self._send_all(messages.GO, go)
         self.live.begin_stage(start_s)
         log.info("stage %s: %d arrivals, %.0f s from t=%.1f s", stage.name, planned, stage.duration_s, start_s)
         say(

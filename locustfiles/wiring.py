@@ -302,7 +302,7 @@ class Wiring:
     def _on_stopping(self, environment: Environment, **_: Any) -> None:
         """Locust wants to stop (web page, run time, SIGTERM): drain first, so that no arrival is lost."""
         if self.conductor is not None and not self.conductor.finished:
-            self.conductor.interrupt()
+            self.conductor.interrupt("worker_lost" if self.conductor.deserted else "interrupted")
             self.conductor.wait()
 
     def _interrupted(self) -> None:
