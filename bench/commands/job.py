@@ -44,6 +44,7 @@ def run_job(options: JobOptions) -> int:
 def _run(options: JobOptions, say: Console, stops: Stops) -> int:
     prepare.check_bind(options.bind)
     resolved = prepare.load(options, say)
+    prepare.check_key(resolved.config)
     check_part(options, resolved)
     plan = prepare.plan_of(options, resolved.config)
     prepare.note_target(options, resolved.config.loadgen.target_qps, plan, say)
@@ -137,6 +138,6 @@ def _preflight(resolved: Any, run_dir: Path, environment: dict[str, str], say: C
     except OSError as error:
         raise JobError(f"{record}: cannot be written: {error.strerror}; free space", EXIT_USAGE) from None
     environment["BENCH_PREFLIGHT"] = str(record)
-    say.note(f"preflight: {report.sentence}")
     if not report.ok:
-        raise JobError(report.next_step, EXIT_CHANNEL)
+        raise JobError(f"preflight: {report.sentence}\nnext: {report.next_step}", EXIT_CHANNEL)
+    say.note(f"preflight: {report.sentence}")

@@ -43,6 +43,16 @@ def load(options: JobOptions, say: Console, *, base_url: str = "", quiet: bool =
     return resolved
 
 
+def check_key(config: Any) -> None:
+    """Refuse a key that cannot be one before anything is started; that there is none may be right."""
+    from bench.config import ConfigError, api_key
+
+    try:
+        api_key(config)
+    except ConfigError as error:
+        raise JobError(str(error), EXIT_USAGE) from None
+
+
 def plan_of(options: JobOptions, config: Any) -> Any:
     from bench.workload.plan import PlanError, build_plan
 

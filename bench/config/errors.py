@@ -102,8 +102,9 @@ class Problem:
 
 
 class ConfigError(Exception):
-    """The config (or the environment) is wrong; `problems` holds all of it at once."""
+    """The config (or the environment) is wrong; `problems` holds all of it at once, the text what must be mended."""
 
     def __init__(self, problems: list[Problem]) -> None:
         self.problems = problems
-        super().__init__("\n".join(problem.text() for problem in problems))
+        errors = [problem for problem in problems if problem.severity == "error"]
+        super().__init__("\n".join(problem.text() for problem in errors or problems))

@@ -210,19 +210,33 @@ def test_a_part_of_the_path_that_is_a_file_is_named(run_bench: Any, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("config", "code", "word"),
+    ("config", "code", "words"),
     [
-        (config_with(slo={"ttft_deadline": 800}), 2, "CFG-004"),
-        (config_with(engine={"embedded": False}, base_url="http://127.0.0.1:9"), 3, "docs/troubleshooting.md"),
+        (config_with(slo={"ttft_deadline": 800}), 2, ["CFG-004"]),
+        (config_with(engine={"embedded": False}, base_url="http://127.0.0.1:9"), 3, ["CH-REFUSED", "port 9", "docs/troubleshooting.md"]),
     ],
 )
 def test_json_is_one_line_of_json_also_when_the_job_cannot_run(
-    run_bench: Any, config: dict[str, Any], code: int, word: str
+    run_bench: Any, config: dict[str, Any], code: int, words: list[str]
 ) -> None:
     ran = run_bench("--json", config=config)
     said = json.loads(ran.out)
-    assert ran.code == code == said["exit_code"] and said["verdict"] is None and word in said["error"]
+    assert ran.code == code == said["exit_code"] and said["verdict"] is None and all(word in said["error"] for word in words)
     assert "error: " in ran.err and "Traceback" not in ran.err
+
+
+@pytest.mark.parametrize("extra", [(), ("--no-preflight",)])
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [({"BENCH_API_KEY_FILE": "/nowhere"}, "CFG-014"), ({"BENCH_API_KEY": "one two"}, "CFG-013")],
+)
+def test_a_key_that_cannot_be_one_ends_the_job_before_it_begins(
+    run_bench: Any, environment: dict[str, str], words: str, extra: tuple[str, ...]
+) -> None:
+    config = config_with(engine={"embedded": False}, base_url="http://127.0.0.1:9")
+    ran = run_bench(*extra, config=config, environment=environment)
+    assert ran.code == 2 and words in ran.err and "Traceback" not in ran.err and not ran.run_dir.exists()
+    assert "one two" not in ran.err  # no part of a key is shown
 
 
 def test_the_shape_single_is_one_stage_at_the_asked_rate(run_bench: Any) -> None:
