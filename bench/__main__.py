@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "analyse": ("bench.commands.analyse", "Write analysis.json again from any run folder."),
     "report": ("bench.commands.report", "Write report.html again from any run folder."),
     "compare": ("bench.commands.compare", "A run against a baseline: worse, better, or no clear change."),
+    "batch-curve": ("bench.commands.batch_curve", "Throughput against the batch cap: where one more seat harms."),
     "recover": ("bench.commands.recover", "Put a run together after its master was lost."),
     "simulate": ("bench.commands.simulate", "The same sweep in virtual time."),
     "plan": ("bench.commands.plan", "From a run to production: safe rate, instances, limits and engine options."),

@@ -53,6 +53,7 @@ ENGLISH: dict[str, str] = {
     "INV-PLAN.not_prepared": "not every worker was ready before the stage began",
     "INV-BURST": "{share:.1%} of the answers came in bursts (limit {limit:.0%}): TPOT says nothing, TTFT is doubtful",
     "INV-SHORT": "{share:.1%} of the answers are shorter than the asked length (limit {limit:.0%})",
+    "WARN-MODEL": "{share:.1%} of the answers name another model than the one asked for: the numbers are of that one",
     "INV-CLOCK": "{count} rows of the window have times that run backwards",
     "WARN-WARMUP": "in-flight settles {settles_s:.1f} s after the stage's start; the warm-up was {used_s:.1f} s",
     "WARN-WARMUP.never": "the number in flight never settles by MSER-5; the stage is too short or not stationary",
@@ -211,6 +212,23 @@ ENGLISH: dict[str, str] = {
     "(attainment {attainment:.4f}, {stationarity}).",
     "hold.UNDECIDED": "The hold at the watermark, {offered_qps:g} requests/s for {window_s:.0f} s is not decided "
     "(attainment {attainment:.4f}, {stationarity}).",
+    # ------------------------------------------------------------ throughput against the cap
+    "batch.open": "any more",
+    "batch.n": "{n:.3g}",
+    "batch.peak": "At {offered_qps:g} requests/s the gain of one more seat turns negative at a cap of about {peak:.3g} "
+    "(95 % interval {low:.3g} to {high}); the best measured cap is {best_cap} with {best_qps:.2f} requests/s, the "
+    "best attainment has {attainment_cap} ({attainment:.2%}).",
+    "batch.rising": "At {offered_qps:g} requests/s throughput still rises at the highest cap: {gain:+.3g} requests/s "
+    "per seat from {low_cap} to {high_cap} (95 % interval {gain_low:+.3g} to {gain_high:+.3g}); the best attainment "
+    "has {attainment_cap} ({attainment:.2%}).",
+    "batch.falling": "At {offered_qps:g} requests/s throughput falls with the cap: {gain:+.3g} requests/s per seat "
+    "from {low_cap} to {high_cap} (95 % interval {gain_low:+.3g} to {gain_high:+.3g}); try lower caps than {low_cap}.",
+    "batch.flat": "At {offered_qps:g} requests/s the gain of one more seat cannot be told from nought at the highest "
+    "cap; the best measured cap is {best_cap} with {best_qps:.2f} requests/s. Longer stages narrow it.",
+    "batch.not_full": "At {offered_qps:g} requests/s every cap served all that came: throughput follows the load, not "
+    "the cap; the best attainment has {attainment_cap} ({attainment:.2%}). Raise the rate to see the curve.",
+    "batch.few": "At {offered_qps:g} requests/s only {full} of {caps} caps was full: nothing is said about the gain of "
+    "a seat. Raise the rate.",
     # ------------------------------------------------------------ the queueing model
     "model.none": "No queueing model: {why}.",
     "model.no_time": "the fitted decode step takes no time",
@@ -299,6 +317,7 @@ ENGLISH: dict[str, str] = {
     "next.same_version": "use the same version and config on every machine",
     "next.buffering": "switch off response buffering in the proxy in front of the service",
     "next.short": "the service must honour ignore_eos (or min_tokens); otherwise set target.pin_length to false",
+    "next.model": "set model to a name that the service offers (bench check), or look at the routing of the gateway",
     "next.clock": "look for a clock step or a suspended machine; run again",
     "next.longer_stages": "use longer stages",
     "next.warmup": "set sweep.warmup_sec to at least {seconds:.0f}",
@@ -336,8 +355,8 @@ ENGLISH: dict[str, str] = {
     "next.targets": "the answers are too long for this P95 target: P95 length x TPOT must fit in it; change the "
     "target or the lengths",
     "next.probe": "send one request around the proxy with `bench probe`, or switch off its response buffering",
-    "next.batch": "sweep max_num_seqs (for example 8, 16, 32) at this rate, plot throughput against it and set the "
-    "cap where the gain ends",
+    "next.batch": "run max_num_seqs 8, 16 and 32 (for example) at this rate and give the runs to `bench batch-curve`: "
+    "it names the cap where the gain of a seat turns negative",
     "next.prefill": "repeat the stage with half the prompt length; try prefix caching or a larger "
     "max_num_batched_tokens",
     "next.churn": "check the service's keep-alive timeout and `Connection: close`; compare TTFT of new and reused "
