@@ -29,6 +29,8 @@ import resource, sys, time
 start = time.perf_counter()
 from pathlib import Path
 folder = Path(sys.argv[1])
+from reports import svg
+svg.warm()
 if sys.argv[2] == "1":
     from bench.records.analysis import read_analysis
     analysis = read_analysis(folder / "analysis.json")

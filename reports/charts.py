@@ -6,8 +6,9 @@ Does not: render (see `svg.py`) or place (see `html.py`) them.
 1. Every chart has a table with the values that it draws, in the printed rounding.
 2. A spec has no width of its own: `static_spec` and `live_spec` set one.
 3. An infinite value is never drawn as a number: it is a mark on the upper edge.
-4. Nothing leaves its axes: a mark beyond the domain would squeeze the plot (`autosize: fit`), so
-   bands are cut to the domain, lines beyond it are left out, and the scales clamp the rest.
+4. Nothing leaves its axes: a mark beyond the domain would squeeze the plot (live) or widen the
+   drawing (static), so bands are cut to the domain, lines beyond it are left out, and the scales
+   clamp the rest.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ from reports.words import Words
 # a page. The finished specs are checked instead, by tests/reports/test_charts.py.
 disable_debug_mode()
 
-WIDTH = 760  # px of the static drawing; it is scaled to its column
+WIDTH = 705  # px of the static plot without its labels, which take about 50; the drawing is scaled to its column
 HEIGHT = 300
-HALF = 500  # px of a drawing that shares its row with another
-PHONE = 340  # px of the drawing for phones
+HALF = 450  # px of a plot that shares its row with another
+PHONE = 290  # px of the plot for phones
 PHONE_HEIGHT = 270
 
 
@@ -91,7 +92,8 @@ class Context:
     @property
     def top_qps(self) -> float:
         """The right end of the rate axis."""
-        return (max((s.offered_qps for s in self.stages), default=0.0) or 1.0) * 1.04
+        rates = {s.offered_qps for s in self.stages}
+        return (max(rates, default=0.0) or 1.0) * (2.0 if len(rates) == 1 else 1.04)  # one rate: in the middle
 
     @property
     def shows_capacity(self) -> bool:
@@ -156,6 +158,11 @@ def data(rows: list[dict[str, Any]]) -> alt.Data:
 
     # a tuple, because altair copies lists at every step
     return alt.Data(values=tuple({k: cut(v) for k, v in row.items()} for row in rows))
+
+
+def columns(names: Sequence[str], rows: Iterable[Sequence[float]]) -> alt.Data:
+    """Inline data of many rows of numbers, cut to five digits."""
+    return alt.Data(values=tuple(dict(zip(names, (float(f"{v:.5g}") for v in row), strict=True)) for row in rows))
 
 
 def cut_span(low: Any, high: Any, top: float) -> tuple[float, float] | None:
@@ -237,12 +244,12 @@ def log_scale(values: Iterable[float | None], room: float = 1.25, head: float = 
 
 
 def rule_y(
-    value: float, text: str, colour: str, dash: list[int], align: str = "right", below: bool = False
+    value: float, text: str, colour: str, dash: list[int], align: str = "right", below: bool = False, halo: bool = False
 ) -> list[alt.Chart]:
-    """A horizontal line with its name above or below it."""
+    """A horizontal line with its name above or below it; `halo`: the name can be read over dots."""
     base = alt.Chart(data([{"y": value, "text": text}]))
-    return [
-        base.mark_rule(color=ink(colour), strokeDash=dash, strokeWidth=1.6).encode(y=alt.Y("y:Q")),
+    looks = [{"stroke": ink("panel"), "strokeWidth": 5, "strokeJoin": "round"}] if halo else []
+    names = [
         base.mark_text(
             align=align,
             baseline="top" if below else "bottom",
@@ -250,8 +257,11 @@ def rule_y(
             dx=-4 if align == "right" else 4,
             color=text_ink(colour),
             fontWeight=600,
-        ).encode(y=alt.Y("y:Q"), x=alt.XValue("width" if align == "right" else 0), text=alt.Text("text:N")),
+            **look,
+        ).encode(y=alt.Y("y:Q"), x=alt.XValue("width" if align == "right" else 0), text=alt.Text("text:N"))
+        for look in [*looks, {}]
     ]
+    return [base.mark_rule(color=ink(colour), strokeDash=dash, strokeWidth=1.6).encode(y=alt.Y("y:Q")), *names]
 
 
 def capacity_marks(ctx: Context) -> tuple[list[alt.Chart], list[alt.Chart]]:
@@ -276,7 +286,7 @@ def capacity_marks(ctx: Context) -> tuple[list[alt.Chart], list[alt.Chart]]:
         span = cut_span(capacity.knee_low_qps, capacity.knee_high_qps, ctx.top_qps)
         if span is not None:
             behind.append(rate_band(span, opacity=0.9))
-        text = f"{ctx.words('label_knee')} {ctx.figures.rate(knee)}"
+        text = f"{ctx.words('label_knee')} {ctx.figures.capacity(knee)}"
         front += rate_line(ctx, knee, text, "knee", strokeWidth=1.4)
     return behind, front
 
@@ -292,7 +302,7 @@ def rate_line(ctx: Context, value: float, text: str, colour: str, **look: Any) -
     if not 0 <= value <= ctx.top_qps:
         return []
     line = alt.Chart(data([{"x": value, "text": text}]))
-    right = (1 - value / ctx.top_qps) * (PHONE - 40) < 6.3 * len(text)  # the name would stand over the plot's end
+    right = (1 - value / ctx.top_qps) * PHONE < 6.3 * len(text)  # the name would stand over the plot's end
     name = line.mark_text(
         align="right" if right else "left",
         baseline="bottom",
@@ -329,13 +339,26 @@ def compose(layers: Sequence[alt.Chart], height: int = HEIGHT) -> dict[str, Any]
     return spec
 
 
+def drawn_spec(spec: dict[str, Any], width: int) -> dict[str, Any]:
+    """The spec for a drawing: without tooltips, and with a plot of fixed size (`fit` lays out twice)."""
+    config = {
+        **spec["config"],
+        "font": "sans-serif",  # half the time of a list of fonts; the style sheet sets the real one
+        "mark": {"invalid": None},  # the data holds finite numbers only; the check is a tenth of the time
+    }
+    layers = [without_tooltip(layer) for layer in spec["layer"]]
+    return {**spec, "layer": layers, "width": width, "config": config, "autosize": "pad"}
+
+
 def static_spec(chart: Chart) -> dict[str, Any]:
     """The spec for the static drawing."""
-    config = {
-        **chart.spec["config"],
-        "font": "sans-serif",
-    }  # half the time of a list of fonts; the style sheet sets the real one
-    return {**chart.spec, "width": chart.width, "config": config}
+    return drawn_spec(chart.spec, chart.width)
+
+
+def without_tooltip(layer: dict[str, Any]) -> dict[str, Any]:
+    """The layer as it is drawn: a tooltip shows nothing there and costs an expression."""
+    encoding = {k: v for k, v in layer.get("encoding", {}).items() if k != "tooltip"}
+    return {**layer, "encoding": encoding}
 
 
 def phone_spec(chart: Chart) -> dict[str, Any]:
@@ -344,11 +367,22 @@ def phone_spec(chart: Chart) -> dict[str, Any]:
 
 
 def live_spec(chart: Chart) -> dict[str, Any]:
-    """The spec for the browser: as wide as its column; the config is added by the page, once."""
+    """The spec for the browser: as wide as its column; the page adds the config, once, and unfolds long data."""
     spec = copy.copy(chart.spec)
     spec.pop("config", None)
     spec.pop("$schema", None)
-    return {**spec, "width": "container"}
+    return {**spec, "width": "container", "datasets": {k: packed(v) for k, v in spec["datasets"].items()}}
+
+
+def packed(rows: list[dict[str, Any]]) -> Any:
+    """Long data as {"columns", "rows"}, which the page unfolds: a third of the size of objects."""
+    if len(rows) < 12 or any(row.keys() != rows[0].keys() for row in rows):
+        return rows
+
+    def short(value: Any) -> Any:
+        return int(value) if isinstance(value, float) and value.is_integer() else value
+
+    return {"columns": list(rows[0]), "rows": [[short(v) for v in row.values()] for row in rows]}
 
 
 def stage_label(stage: StageAnalysis) -> str:

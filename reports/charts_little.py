@@ -154,6 +154,35 @@ def _caption(ctx: Context) -> str:
     return " ".join(parts)
 
 
+def stage_bands(ctx: Context, x: alt.X) -> tuple[list[alt.Chart], int, bool]:
+    """(layers behind a curve over time, how many stages they mark, whether any has a warm-up)."""
+    bands, warm = [], []
+    for i, s in enumerate(sorted(ctx.stages, key=lambda s: s.stage)):
+        start, w_start, w_end = finite(s.start_s), finite(s.window_start_s), finite(s.window_end_s)
+        if start is None or w_start is None or w_end is None:
+            continue
+        name = ctx.figures.asked(s.offered_qps)
+        bands.append({"t": start, "t2": w_end, "mid": (start + w_end) / 2, "text": name, "shade": "ab"[i % 2]})
+        if w_start > start:
+            warm.append({"t": start, "t2": w_start})
+    layers: list[alt.Chart] = []
+    if len(bands) > 40:  # a picket fence
+        return layers, len(bands), bool(warm)
+    for shade in "ab":
+        mine = [b for b in bands if b["shade"] == shade]
+        if mine:
+            layers.append(alt.Chart(data(mine)).mark_rect(color=ink(f"stage_{shade}")).encode(x=x, x2=alt.X2("t2:Q")))
+    if warm:
+        layers.append(alt.Chart(data(warm)).mark_rect(color=ink("warmup")).encode(x=x, x2=alt.X2("t2:Q")))
+    if bands and len(bands) <= 20:
+        layers.append(
+            alt.Chart(data(bands))
+            .mark_text(baseline="bottom", fontSize=11, color=ink("muted"))
+            .encode(x=alt.X("mid:Q"), y=alt.YValue(-5), text=alt.Text("text:N"))
+        )
+    return layers, len(bands), bool(warm)
+
+
 def over_time(ctx: Context) -> Chart | None:
     """In-flight over the run with stage bands, warm-up and the steps of lambda*W."""
     t, f = ctx.words, ctx.figures
@@ -167,44 +196,14 @@ def over_time(ctx: Context) -> Chart | None:
         scale=alt.Scale(domain=[min(0, points[0]["t"]), points[-1]["t"]], nice=False),
         axis=alt.Axis(tickCount=8, format=",~f"),
     )
-    layers: list[alt.Chart] = []
     ordered = sorted(ctx.stages, key=lambda s: s.stage)
-    bands = []
-    warm = []
-    steps = []
-    for i, s in enumerate(ordered):
-        start, w_start, w_end = (finite(getattr(s, k, None)) for k in ("start_s", "window_start_s", "window_end_s"))
-        if start is None or w_start is None or w_end is None:
-            continue
-        bands.append(
-            {
-                "t": start,
-                "t2": w_end,
-                "mid": (start + w_end) / 2,
-                "text": f.asked(s.offered_qps),
-                "shade": "a" if i % 2 == 0 else "b",
-            }
-        )
-        if w_start > start:
-            warm.append({"t": start, "t2": w_start})
-        if finite(s.little.lambda_w) is not None:
-            steps.append({"t": w_start, "t2": w_end, "n": s.little.lambda_w})
+    layers, bands, warm = stage_bands(ctx, x)
+    steps = [
+        {"t": s.window_start_s, "t2": s.window_end_s, "n": s.little.lambda_w}
+        for s in ordered
+        if None not in (finite(s.window_start_s), finite(s.window_end_s), finite(s.little.lambda_w))
+    ]
     y = alt.Y("n:Q", title=t("axis_in_flight"), scale=alt.Scale(zero=True), axis=alt.Axis(tickCount=5, format=",~f"))
-    if bands and len(bands) <= 40:
-        for shade in "ab":
-            mine = [b for b in bands if b["shade"] == shade]
-            if mine:
-                layers.append(
-                    alt.Chart(data(mine)).mark_rect(color=ink(f"stage_{shade}")).encode(x=x, x2=alt.X2("t2:Q"))
-                )
-        if warm:
-            layers.append(alt.Chart(data(warm)).mark_rect(color=ink("warmup")).encode(x=x, x2=alt.X2("t2:Q")))
-        if len(bands) <= 20:
-            layers.append(
-                alt.Chart(data(bands))
-                .mark_text(baseline="bottom", fontSize=11, color=ink("muted"))
-                .encode(x=alt.X("mid:Q"), y=alt.YValue(-5), text=alt.Text("text:N"))
-            )
     layers.append(alt.Chart(data(points)).mark_line(color=ink("ttft"), strokeWidth=1.4).encode(x=x, y=y))
     if steps:
         layers.append(
@@ -215,7 +214,7 @@ def over_time(ctx: Context) -> Chart | None:
     keys = [Key(t("axis_in_flight"), "ttft")]
     if steps:
         keys.append(Key(t("key_steps"), "slo", (8, 4)))
-    if 0 < len(bands) <= 40:
+    if 0 < bands <= 40:
         keys += [Key(t("key_window"), "stage_b", area=True)] + (
             [Key(t("key_warmup"), "warmup", area=True)] if warm else []
         )
@@ -224,7 +223,7 @@ def over_time(ctx: Context) -> Chart | None:
     growing = sorted({s.offered_qps for s in ctx.stages if s.stationarity == "UNSTABLE"})
     if growing:
         parts.append(t("cap_time_growing", list=rate_list(growing)))
-    if 0 < len(bands) <= 20:
+    if 0 < bands <= 20:
         parts.append(t("cap_time_bands"))
     rows = [
         [

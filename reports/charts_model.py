@@ -311,6 +311,16 @@ def load_table(ctx: Context) -> dict[str, Any] | None:
     }
 
 
+def sentence(ctx: Context) -> str:
+    """What the model says of itself, in this language."""
+    model = ctx.analysis.model or {}
+    return ctx.words.said(str(model.get("code") or ""), model.get("params"), str(model.get("sentence") or ""))
+
+
 def notes(ctx: Context) -> list[str]:
     """The model's own remarks."""
-    return [str(n) for n in (ctx.analysis.model or {}).get("notes") or []][:8]
+    model = ctx.analysis.model or {}
+    texts, codes = model.get("notes") or [], model.get("notes_said") or []
+    codes = codes if len(codes) == len(texts) else [{}] * len(texts)
+    found = [ctx.words.said(c.get("code", ""), c.get("params"), str(n)) for n, c in zip(texts, codes, strict=True)]
+    return found[:8]

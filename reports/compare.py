@@ -27,7 +27,9 @@ SYMBOLS = {"fail": "✕", "pass": "✓", "none": "–"}
 WIDTH, HEIGHT = 440, 200
 
 
-class _Texts:
+class Texts:
+    """Messages of the comparison in one language."""
+
     def __init__(self, lang: str) -> None:
         self._texts = CATALOGUES[lang]
         self._notes = ZH_NOTES if lang == "zh-CN" else ()
@@ -46,7 +48,7 @@ class _Texts:
 
 def render(data: dict[str, Any], *, lang: str = "en") -> str:
     """The page. `data`: `Comparison.to_dict()`, or compare.json as read."""
-    t, f = _Texts(lang), Figures(Words(lang))
+    t, f = Texts(lang), Figures(Words(lang))
     changes = data["changes"]
     css = _css()
     env = Environment(
@@ -60,9 +62,9 @@ def render(data: dict[str, Any], *, lang: str = "en") -> str:
         lang=lang, t=t, data=data, css=Markup(css), kind=kind, symbols=SYMBOLS,
         csp=f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'",
         banner={"fail": "fail", "pass": "pass", "none": "same"}[kind],
-        word=t(data["outcome"].upper()), sentence=_sentence(t, f, data), figures=_figures(t, data),
-        sides=[(t(side), _facts(t, f, data[side])) for side in ("base", "new")],
-        rows=[_row(t, f, c) for c in changes],
+        word=t(data["outcome"].upper()), sentence=change_sentence(t, f, data), figures=_figures(t, data),
+        sides=[(t(side), facts(t, f, data[side])) for side in ("base", "new")],
+        rows=[change_row(t, f, c) for c in changes],
         method=t("method_text", level=f.share(data["level"], 0), each=f.share(data["level_each"], 3),
                  tolerance=f.share(tolerance, 0), share=f"{tolerance * 10:g}"),
     )  # fmt: skip
@@ -75,15 +77,14 @@ def _css() -> str:
         f"@media print{{:root:root{{color-scheme:light;{light}}}}}"
     )
     own = (
-        ".verdict.same{background:var(--c-sunk);border-color:var(--c-line-strong)}.verdict.same .word{font-size:24px}"
-        ".verdict.same .symbol{background:var(--c-muted)}"
+        ".verdict.same .word{font-size:24px}"
         ".top .wrap{max-width:1128px}main.wrap{max-width:1128px;padding-top:26px;padding-bottom:40px}"
         "tr.fail td,tr.pass td{font-weight:600}"
     )
     return themes + (TEMPLATES / "report.css").read_text(encoding="utf-8").replace("FONT", FONT) + own
 
 
-def _label(t: _Texts, c: dict[str, Any]) -> str:
+def _label(t: Texts, c: dict[str, Any]) -> str:
     if c["metric"] in ("attainment", "knee"):
         return t("attainment") if c["metric"] == "attainment" else t("knee")
     return f"{c['metric'].upper()} {c['statistic']}"
@@ -92,10 +93,11 @@ def _label(t: _Texts, c: dict[str, Any]) -> str:
 def _value(f: Figures, c: dict[str, Any], value: Any) -> str:
     if c["unit"] == "s":
         return f.duration(value)
-    return f.share(value) if c["unit"] == "1" else f.rate(value)
+    return f.share(value) if c["unit"] == "1" else f.capacity(value)
 
 
-def _sentence(t: _Texts, f: Figures, data: dict[str, Any]) -> str:
+def change_sentence(t: Texts, f: Figures, data: dict[str, Any]) -> str:
+    """The comparison in one sentence: how many numbers changed, and the first of them."""
     compared = [c for c in data["changes"] if c["outcome"] != "not compared"]
     listed = [c for c in compared if c["outcome"] == data["outcome"]] if data["outcome"] != "no clear change" else []
     if not listed:
@@ -113,20 +115,22 @@ def _sentence(t: _Texts, f: Figures, data: dict[str, Any]) -> str:
     return t(f"sentence_{data['outcome']}", n=len(listed), all=len(compared), first=first)
 
 
-def _facts(t: _Texts, f: Figures, side: dict[str, Any]) -> list[tuple[str, str]]:
+def facts(t: Texts, f: Figures, side: dict[str, Any]) -> list[tuple[str, str]]:
+    """Who one of the runs was."""
     knee = side.get("knee_qps")
     return [
         (t("run"), side["run_id"]),
         (t("started"), str(side.get("started_utc") or t("none"))),
         (t("model"), side.get("model") or t("none")),
         (t("verdict"), side["verdict"]),
-        (t("knee"), t("none") if knee is None else f.rate(knee)),
+        (t("knee"), t("none") if knee is None else f.capacity(knee)),
         (t("schedule"), str(side.get("schedule_hash") or t("none"))[:16]),
         (t("version"), str(side.get("tool_version") or t("none"))),
     ]
 
 
-def _row(t: _Texts, f: Figures, c: dict[str, Any]) -> dict[str, Any]:
+def change_row(t: Texts, f: Figures, c: dict[str, Any]) -> dict[str, Any]:
+    """One number in both runs, as a row of texts."""
     def change(value: Any) -> str:
         if value is None:
             return t("none")
@@ -153,27 +157,39 @@ def _row(t: _Texts, f: Figures, c: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _figures(t: _Texts, data: dict[str, Any]) -> list[dict[str, Any]]:
-    tolerance = data["tolerance"]
-    wanted = [("attainment", "value", t("chart_attainment"), t("axis_share"), tolerance / 10, "joint")]
-    for name in ("ttft", "tpot", "e2e"):
-        wanted.append((name, "p95", t("chart_latency", metric=name.upper()), t("axis_change"), tolerance, name))
+def _figures(t: Texts, data: dict[str, Any]) -> list[dict[str, Any]]:
+    wanted = [("attainment", "value", "joint")] + [(name, "p95", name) for name in ("ttft", "tpot", "e2e")]
     out = []
-    for metric, statistic, title, axis, limit, colour in wanted:
-        rows = [c for c in data["changes"] if (c["metric"], c["statistic"]) == (metric, statistic)]
-        rows = [c for c in rows if c["effect"] is not None]
-        points = [
-            {"x": c["offered_qps"], "o": c["outcome"], "y": 100 * c["effect"]}
-            | {end: 100 * c[end] for end in ("low", "high")}
-            for c in rows
-            if all(finite(c[k]) is not None for k in ("effect", "low", "high"))
-        ]
-        if not points:
+    for what in wanted:
+        found = difference_spec(t, data, *what)
+        if found is None:
             continue
-        inner, width, height = svg.draw(_spec(points, axis, t("axis_rate"), 100 * limit, colour))
+        title, _, spec, whole = found
+        inner, width, height = svg.draw(spec)
         out.append({"title": title, "svg": Markup(inner), "width": width, "height": height,
-                    "caption": t("caption") + ("" if len(points) == len(rows) else " " + t("endless"))})  # fmt: skip
+                    "caption": t("caption") + ("" if whole else " " + t("endless"))})  # fmt: skip
     return out
+
+
+def difference_spec(
+    t: Texts, data: dict[str, Any], metric: str, statistic: str, colour: str
+) -> tuple[str, list[dict[str, Any]], dict[str, Any], bool] | None:
+    """(title, points, spec, whether every rate is drawn) of the changes of one number; None where there are none."""
+    share = metric == "attainment"
+    title = t("chart_attainment") if share else t("chart_latency", metric=metric.upper())
+    limit = data["tolerance"] / 10 if share else data["tolerance"]
+    rows = [c for c in data["changes"] if (c["metric"], c["statistic"]) == (metric, statistic)]
+    rows = [c for c in rows if c["effect"] is not None]
+    points = [
+        {"x": c["offered_qps"], "o": c["outcome"], "y": 100 * c["effect"]}
+        | {end: 100 * c[end] for end in ("low", "high")}
+        for c in rows
+        if all(finite(c[k]) is not None for k in ("effect", "low", "high"))
+    ]
+    if not points:
+        return None
+    axis = t("axis_share") if share else t("axis_change")
+    return title, points, _spec(points, axis, t("axis_rate"), 100 * limit, colour), len(points) == len(rows)
 
 
 def _spec(points: list[dict[str, Any]], axis_y: str, axis_x: str, limit: float, colour: str) -> dict[str, Any]:

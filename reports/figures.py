@@ -60,6 +60,21 @@ class Figures:
             f"{THIN}{self.words('unit_qps')}" if unit and number(value_qps) is not None else ""
         )
 
+    def capacity(self, value_qps: Any, up: bool = False) -> str:
+        """A capacity figure, rounded down (`up`: an upper bound, rounded up), as in the sentences of the analysis."""
+        value = finite(value_qps)
+        if value is None:
+            return self.plain(value_qps, 1)
+        size = 10 if value >= 1 else 100 if value >= 0.1 else 1000
+        cut = math.ceil(value * size - 1e-9) if up else math.floor(value * size + 1e-9)
+        return f"{cut / size:,.{len(str(size)) - 1}f}"
+
+    def capacity_span(self, low: Any, high: Any) -> str:
+        """`[low, high]` of a capacity figure or an empty text."""
+        if number(low) is None or number(high) is None:
+            return ""
+        return f"[{self.capacity(low)}, {self.capacity(high, up=True)}]"
+
     def asked(self, value_qps: Any) -> str:
         """An offered rate as it was asked: 15, 22.5."""
         value = number(value_qps)

@@ -14,57 +14,74 @@ Does not: compute a statistic, read or write a file (see `write.py`).
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemBytecodeCache, FileSystemLoader, StrictUndefined
+from jinja2.bccache import Bucket
 from markupsafe import Markup
 
 from bench.records.analysis import Analysis
-from reports import charts_capacity, charts_detail, charts_little, charts_model, svg, tables, view
-from reports.charts import WIDTH, Chart, Context, live_spec, phone_spec, static_spec
+from reports import (
+    baseline,
+    charts_capacity,
+    charts_detail,
+    charts_little,
+    charts_model,
+    charts_requests,
+    charts_server,
+    svg,
+    tables,
+    view,
+)
+from reports.charts import WIDTH, Chart, Context, drawn_spec, live_spec, phone_spec, static_spec
 from reports.figures import Figures
 from reports.themes import FONT, chart_config, css_variables, ink
 from reports.words import Words
 
 TEMPLATES = Path(__file__).parent / "templates"
-FRAME = 440  # px of a distribution in an opened stage
+FRAME = 395  # px of the plot of a distribution in an opened stage
 
 
-def render(analysis: Analysis, *, lang: str = "en", live: bool = True) -> str:
-    """The report page. `live=False` leaves the chart library out (about 60 kB instead of 1 MB)."""
+def render(
+    analysis: Analysis, *, lang: str = "en", live: bool = True, comparison: dict[str, Any] | None = None
+) -> str:
+    """The report page. `live=False` leaves the chart library out (half of the size).
+
+    `comparison`: the content of compare.json, or {"refused": ...}; None: no baseline was given.
+    """
     words = Words(lang)
     ctx = Context(analysis, words, Figures(words))
     page = _Page(ctx, live)
     figures = _figures(ctx, page)
+    against = baseline.section(ctx, comparison) if comparison is not None else None
+    if against is not None:
+        figures["overlays"] = [page.add(c, alone=len(against.overlays) == 1) for c in against.overlays]
+        figures["differences"] = [page.add(c, same_number=i > 0) for i, c in enumerate(against.differences)]
     stages, frames = _stages(ctx)
     css = _css()
     js = (TEMPLATES / "report.js").read_text(encoding="utf-8")
-    bundle = svg.bundle() if live and page.specs else ""
-    live = bool(bundle)
+    bundle = svg.bundle() if live and page.specs else None
     run = {"tool_version": "", "run_id": "", **analysis.run}
     worst = tables.free_form(ctx, analysis.worst[:20], only=tables.WORST_KEYS)
     sections = [
         "verdict",
         "capacity",
         "little",
+        "server",
         *(["model"] if analysis.model else []),
         "stages",
         "errors",
         "requests",
         "client",
+        *(["compare"] if against is not None else []),
         "reproduce",
         "method",
     ]
-    env = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    env = environment()
     env.globals.update(t=words, symbols=view.SYMBOLS)
     return env.get_template("report.html.j2").render(
         lang=lang,
@@ -75,18 +92,14 @@ def render(analysis: Analysis, *, lang: str = "en", live: bool = True) -> str:
         verdict=view.verdict(ctx),
         tiles=view.tiles(ctx),
         gates=[view.gate_view(ctx, g) for g in analysis.gates],
-        warnings=[view.reason_view(ctx, r) for r in analysis.warnings],
-        capacity_sentence=analysis.capacity.sentence
-        if ctx.shows_capacity and lang == "en"
-        else ""
-        if ctx.shows_capacity
-        else words("capacity_invalid"),
+        warnings=view.reasons_view(ctx, analysis.warnings),
+        capacity_sentence=_capacity(ctx),
         figs=figures,
         repeats=tables.repeats(ctx),
         model=_model(ctx),
         stages=stages,
         frames=frames,
-        diagnosis=[view.reason_view(ctx, r) for r in analysis.diagnosis],
+        diagnosis=view.reasons_view(ctx, analysis.diagnosis),
         stage_columns=tables.stage_columns(ctx),
         stage_notes=tables.stage_notes(ctx),
         error_layers=tables.error_layers(ctx),
@@ -102,14 +115,37 @@ def render(analysis: Analysis, *, lang: str = "en", live: bool = True) -> str:
         origins=[[k, v] for k, v in (analysis.run.get("config_origin") or {}).items()],
         files=[[k, v] for k, v in (analysis.run.get("files") or {}).items()],
         glossary=tables.glossary(ctx),
+        against=against,
         toc=[{"id": s, "title": words(f"sec_{s}")} for s in sections],
         css=Markup(css),
         js=Markup(js),
-        bundle=Markup(bundle),
-        csp=policy([js, bundle] if live else [js], css),
-        live=live,
+        bundle=Markup(bundle.packed if bundle else ""),
+        csp=policy([digest(js), *([bundle.digest] if bundle else [])], digest(css)),
+        live=bundle is not None,
         charts_json=Markup(safe_json({"config": chart_config(), "specs": page.specs})),
     )
+
+
+class _Compiled(FileSystemBytecodeCache):
+    """Compiled templates between runs (0.15 s of a page); a folder that cannot be written only costs the time."""
+
+    def dump_bytecode(self, bucket: Bucket) -> None:
+        with contextlib.suppress(OSError):
+            super().dump_bytecode(bucket)
+
+
+def environment() -> Environment:
+    """The template environment of all pages."""
+    compiled = None
+    try:
+        svg.cache_folder().mkdir(parents=True, exist_ok=True, mode=0o700)
+        compiled = _Compiled(str(svg.cache_folder()), "template-%s")
+    except OSError:
+        pass
+    return Environment(
+        loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True, bytecode_cache=compiled,
+    )  # fmt: skip
 
 
 # Legend symbols, about 8 px around (17, 7).
@@ -117,22 +153,19 @@ SYMBOL_PATHS = {
     "circle": "M13 7a4 4 0 1 0 8 0a4 4 0 1 0 -8 0Z",
     "square": "M13.4 3.4h7.2v7.2h-7.2Z",
     "triangle-up": "M17 2.4L21.6 10.6H12.4Z",
+    "triangle-down": "M17 11.6L21.6 3.4H12.4Z",
     "cross": "M15.5 3h3v2.5h2.5v3h-2.5v2.5h-3v-2.5h-2.5v-3h2.5Z",
     "diamond": "M17 2L21.4 7L17 12L12.6 7Z",
 }
 
 
 class _Drawn:
-    """A chart with its number and its drawing, as the templates want it."""
+    """A chart with its number and its drawing, as the templates want it; the drawing may still be under way."""
 
-    def __init__(self, chart: Chart, number: int, drawing: tuple[str, int, int]) -> None:
+    def __init__(self, chart: Chart, number: int) -> None:
         self.chart, self.number = chart, number
-        inner, self.width, self.height = drawing
-        self.svg = Markup(inner)
-        self.phone: dict[str, Any] | None = None
-        if chart.phone:
-            inner, width, height = svg.draw(phone_spec(chart))
-            self.phone = {"svg": Markup(inner), "width": width, "height": height}
+        self._wide = svg.submit(static_spec(chart))
+        self._small = svg.submit(phone_spec(chart)) if chart.phone else None
         self.narrow = chart.width < 600
         self.keys = [
             {
@@ -147,6 +180,26 @@ class _Drawn:
             }
             for k in chart.keys
         ]
+
+    @property
+    def width(self) -> int:
+        return self._wide.result()[1]
+
+    @property
+    def height(self) -> int:
+        return self._wide.result()[2]
+
+    @property
+    def svg(self) -> Markup:
+        return Markup(self._wide.result()[0])
+
+    @property
+    def phone(self) -> dict[str, Any] | None:
+        """The second drawing, for narrow windows."""
+        if self._small is None:
+            return None
+        inner, width, height = self._small.result()
+        return {"svg": Markup(inner), "width": width, "height": height}
 
 
 class _Page:
@@ -164,10 +217,9 @@ class _Page:
             chart.width = WIDTH
         if not same_number:
             self.number += 1
-        drawing = svg.draw(static_spec(chart))
         if self.live:
             self.specs[chart.chart_id] = live_spec(chart)
-        return _Drawn(chart, self.number, drawing)
+        return _Drawn(chart, self.number)
 
 
 def _figures(ctx: Context, page: _Page) -> dict[str, Any]:
@@ -184,10 +236,15 @@ def _figures(ctx: Context, page: _Page) -> dict[str, Any]:
     law, over_time = charts_little.law(ctx), charts_little.over_time(ctx)
     out["little"] = page.add(law)
     out["time"] = page.add(over_time)
+    service = charts_server.charts(ctx)
+    odd = len(service) % 2 == 1
+    out["server"] = [page.add(c, alone=odd and c is service[-1]) for c in service]
     out["model"] = [page.add(c, same_number=i > 0) for i, c in enumerate(charts_model.charts(ctx))]
     out["residual"] = page.add(charts_model.residuals(ctx))
     out["errors"] = page.add(charts_detail.errors(ctx))
     out["heatmap"] = page.add(charts_detail.heatmap(ctx))
+    pair = [c for c in (charts_requests.scatter(ctx, name) for name in charts_requests.SIDES) if c is not None]
+    out["scatter"] = [page.add(c, alone=len(pair) == 1) for c in pair]
     out["sender"] = page.add(charts_detail.sender(ctx))
     return out
 
@@ -196,16 +253,14 @@ def _stages(ctx: Context) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The rows of the stage table, and the shared frames of their distributions."""
     ordered = ctx.planned_stages
     curves = {(s.stage, n): charts_detail.ecdf(ctx, s, n) for s in ordered for n in ("ttft", "tpot")}
-    frames: dict[str, svg.Frame] = {}
+    drawn = {}
     for name in ("ttft", "tpot"):
         if any(curves[s.stage, name] for s in ordered):
             spec, domain = charts_detail.ecdf_frame(ctx, name)
-            spec["width"] = FRAME
-            spec["config"] = {**spec["config"], "font": "sans-serif"}
-            frames[name] = svg.Frame(spec, domain)
-    rows = []
-    for stage in ordered:
-        row = tables.stage_row(ctx, stage)
+            drawn[name] = svg.submit(drawn_spec(spec, FRAME)), domain
+    rows = [tables.stage_row(ctx, stage) for stage in ordered]
+    frames = {name: svg.Frame(drawing.result(), domain) for name, (drawing, domain) in drawn.items()}
+    for stage, row in zip(ordered, rows, strict=True):
         for name, frame in frames.items():
             curve = curves[stage.stage, name]
             if curve is not None:
@@ -220,16 +275,23 @@ def _stages(ctx: Context) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
                         "ink": ink(name),
                     }
                 )
-        rows.append(row)
     shared = [{"name": n, "svg": Markup(f.inner), "width": f.width, "height": f.height} for n, f in frames.items()]
     return rows, shared
+
+
+def _capacity(ctx: Context) -> str:
+    """The sentence over the capacity section."""
+    c = ctx.analysis.capacity
+    if not ctx.shows_capacity:
+        return ctx.words("capacity_invalid")
+    return ctx.words.said(c.code, c.params, c.sentence) if ctx.words.lang == "en" or c.code else ""
 
 
 def _model(ctx: Context) -> dict[str, Any] | None:
     if not ctx.analysis.model:
         return None
     return {
-        "sentence": str(ctx.analysis.model.get("sentence") or "") if ctx.shows_capacity else ctx.words("cap_invalid"),
+        "sentence": charts_model.sentence(ctx) if ctx.shows_capacity else ctx.words("cap_invalid"),
         "notes": charts_model.notes(ctx),
         "parameters": charts_model.parameters(ctx),
         "load": charts_model.load_table(ctx),
@@ -247,14 +309,16 @@ def _css() -> str:
     return themes + (TEMPLATES / "report.css").read_text(encoding="utf-8").replace("FONT", FONT)
 
 
+def digest(text: str) -> str:
+    """Base64 of the SHA-256 of a piece of code or style, as a policy names it."""
+    return base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode()
+
+
 def policy(scripts: list[str], style: str) -> str:
-    """The page's Content-Security-Policy: code and style by hash, nothing from anywhere else."""
-
-    def digest(text: str) -> str:
-        return "'sha256-" + base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode() + "'"
-
+    """The page's Content-Security-Policy: code and style by their digests, nothing from anywhere else."""
+    allowed = " ".join(f"'sha256-{script}'" for script in scripts)
     return (
-        f"default-src 'none'; script-src {' '.join(digest(s) for s in scripts)}; style-src {digest(style)}; "
+        f"default-src 'none'; script-src {allowed}; style-src 'sha256-{style}'; "
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
 

@@ -1,24 +1,31 @@
 """The static drawing of a chart, and the bundle that makes it live; both from vl-convert.
 
 Input: Vega-Lite specs. Output: SVG text without any style attribute, script
-or style element; the JavaScript of vega-embed.
+or style element; the JavaScript of vega-embed, packed.
 Does not: touch the network.
 
 1. The SVG shows without scripts and under a style policy of `'none'`:
    presentation attributes only.
-2. The bundle costs 1.5 s to make, so it is kept in the user's cache folder,
-   under a name that holds the versions and with its checksum inside.
+2. Drawing happens in one thread of its own: vl-convert has one engine per process and gives
+   the interpreter free meanwhile, so specs are built while earlier ones are drawn. `warm` starts
+   the engine (0.5 s), which costs nothing while a run is still being analysed.
+3. The bundle costs 1.5 s to make, so it is kept in the user's cache folder,
+   under a name that holds the versions and with its checksum inside. It is gzip in base64:
+   0.4 MB of a page instead of 0.9 MB; the browser unpacks it.
 """
 
 from __future__ import annotations
 
+import base64
+import gzip
 import hashlib
 import math
 import os
 import re
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import vl_convert
 
@@ -31,10 +38,33 @@ _NOISE = re.compile(
 _EMPTY = re.compile(r"<g(?: transform=\"translate\([^)]*\)\")?></g>")
 _PLACES = re.compile(r' (?:d|transform)="[^"]*"')
 _LONG = re.compile(r"(\d\.\d)\d+")
+_SYMBOL = re.compile(r'<path transform="translate\((-?[\d.]+),(-?[\d.]+)\)" d="([^"]+)"([^>]*)/>')
+_COMMAND = re.compile(r"([A-Za-z])([^A-Za-z]*)")
+_NUMBER = re.compile(r"-?[\d.]+")
+_CIRCLE = re.compile(r"M(-?[\d.]+),0A\1,\1,0,1,1,-\1,0A\1,\1,0,1,1,\1,0$")
+MANY = 6  # neighbours of one shape and look that are worth one path
 _ROOT = re.compile(r'<svg[^>]*viewBox="([^"]+)"[^>]*>')
+Drawing = tuple[str, int, int]  # inner SVG markup, width, height in px
 
 
-def draw(spec: dict[str, Any]) -> tuple[str, int, int]:
+@lru_cache(maxsize=1)
+def _artist() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, "draw")
+
+
+def submit(spec: dict[str, Any]) -> Future[Drawing]:
+    """`draw(spec)` in the drawing thread; drawings are made in the order in which they are handed in."""
+    return _artist().submit(draw, spec)
+
+
+def warm() -> None:
+    """Start the drawing engine in the background; call it before a long computation that ends in drawings."""
+    axis = {"field": "x", "type": "quantitative"}
+    mark = {"mark": {"type": "line", "point": True}, "encoding": {"x": axis, "y": {**axis, "scale": {"type": "log"}}}}
+    submit({"width": 300, "height": 200, "data": {"values": [{"x": 1}, {"x": 50}]}, "layer": [mark]})
+
+
+def draw(spec: dict[str, Any]) -> Drawing:
     """(inner SVG markup, width, height) of one spec, in px."""
     svg = vl_convert.vegalite_to_svg(spec, vl_version=VEGA_LITE)
     head = _ROOT.search(svg)
@@ -43,11 +73,70 @@ def draw(spec: dict[str, Any]) -> tuple[str, int, int]:
     _, _, width, height = (round(float(v)) for v in head.group(1).split())
     inner = svg[head.end() : svg.rindex("</svg>")]
     inner = _NOISE.sub("", inner)
+    inner = merged_symbols(inner)
     inner = _PLACES.sub(lambda place: _LONG.sub(r"\1", place.group()), inner)
     before = ""
     while before != inner:
         before, inner = inner, _EMPTY.sub("", inner)
     return inner, width, height
+
+
+def merged_symbols(inner: str) -> str:
+    """The markup with runs of equal symbols as one path each: a scatter of 1,500 points in 20 kB, not 200."""
+    out: list[str] = []
+    run: list[re.Match[str]] = []
+    end = 0
+
+    def close() -> None:
+        out.append(_one_path(run) if len(run) >= MANY else "".join(m.group() for m in run))
+        run.clear()
+
+    for found in _SYMBOL.finditer(inner):
+        if run and (found.start() != end or found.groups()[2:] != run[-1].groups()[2:]):
+            close()
+        if not run:
+            out.append(inner[end : found.start()])
+        run.append(found)
+        end = found.end()
+    close()
+    return "".join(out) + inner[end:]
+
+
+def _one_path(run: list[re.Match[str]]) -> str:
+    shape, look = run[0].group(3), run[0].group(4)
+    circle = _CIRCLE.match(shape)
+    fill = re.search(r' fill="([^"]*)"', look)
+    if circle and fill and "stroke=" not in look:  # a round cap on a line without length is a disc
+        look = re.sub(r' (?:fill|stroke-width)="[^"]*"', "", look).replace("fill-opacity", "stroke-opacity")
+        width = 2 * float(circle.group(1))
+        look = f' fill="none" stroke="{fill.group(1)}" stroke-width="{width:g}" stroke-linecap="round"{look}'
+        return f'<path d="{"".join(f"M{m.group(1)},{m.group(2)}h0" for m in run)}"{look}/>'
+    (dx, dy), tail = _relative(shape)
+    places = (f"M{float(m.group(1)) + dx:.1f},{float(m.group(2)) + dy:.1f}{tail}" for m in run)
+    return f'<path d="{"".join(places)}"{look}/>'
+
+
+def _relative(shape: str) -> tuple[tuple[float, float], str]:
+    """The first point of a symbol and the rest of its path from there."""
+    start = at = (0.0, 0.0)
+    tail = ""
+    for command, text in _COMMAND.findall(shape):
+        v = [float(n) for n in _NUMBER.findall(text)]
+        if command == "M":
+            start = at = (v[0], v[1])
+        elif command in "LA":
+            tail += command.lower() + ",".join(
+                f"{n:g}" for n in [*v[:-2], round(v[-2] - at[0], 2), round(v[-1] - at[1], 2)]
+            )
+            at = (v[-2], v[-1])
+        elif command in "hv":
+            tail += command + f"{round(v[0], 2):g}"
+            at = (at[0] + v[0], at[1]) if command == "h" else (at[0], at[1] + v[0])
+        elif command in "Zz":
+            tail, at = tail + "z", start
+        else:
+            raise RuntimeError(f"a symbol holds the path command {command}")
+    return start, tail
 
 
 class Frame:
@@ -62,8 +151,8 @@ class Frame:
     _TAGS = re.compile(r"<(/?)g([^>]*?)(/?)>")
     _SHIFT = re.compile(r'transform="translate\(([-\d.]+),([-\d.]+)\)"')
 
-    def __init__(self, spec: dict[str, Any], domain: tuple[float, float]) -> None:
-        inner, self.width, self.height = draw(spec)
+    def __init__(self, drawing: Drawing, domain: tuple[float, float]) -> None:
+        inner, self.width, self.height = drawing
         found = self._CORNERS.search(inner)
         if found is None:
             raise RuntimeError("the frame holds no line to read its scales from")
@@ -96,27 +185,41 @@ class Frame:
         return out
 
 
-@lru_cache(maxsize=1)
-def bundle() -> str:
-    """JavaScript that sets `window.vegaEmbed`."""
-    name = f"vega-embed-{vl_convert.__version__}-{VEGA_LITE}.js"
+class Bundle(NamedTuple):
+    """The code that sets `window.vegaEmbed`."""
+
+    packed: str  # base64 of its gzip
+    digest: str  # base64 of its SHA-256, for the page's policy
+
+
+def cache_folder() -> Path:
+    """Where things that cost time to make are kept between runs; it need not exist."""
     root = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    path = Path(root) / "scheduler-bench" / name
+    return Path(root) / "scheduler-bench"
+
+
+@lru_cache(maxsize=1)
+def bundle() -> Bundle:
+    """The code that makes charts live, from the cache or made anew."""
+    path = cache_folder() / f"vega-embed-{vl_convert.__version__}-{VEGA_LITE}.packed"
     try:
-        stored = path.read_text(encoding="utf-8")
-        digest, _, text = stored.partition("\n")
-        if digest == hashlib.sha256(text.encode()).hexdigest():
-            return text
-    except OSError:
+        check, digest, packed = path.read_text(encoding="ascii").split("\n")
+        if check == _sha256(digest + packed):
+            return Bundle(packed, digest)
+    except (OSError, ValueError):
         pass
     text = vl_convert.javascript_bundle(vl_version=VEGA_LITE)
-    if "</script" in text.lower() or "<!--" in text:
-        raise RuntimeError("the vega bundle holds a script end tag and cannot be placed in a page")
+    packed = base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
+    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         temporary = path.with_suffix(f".{os.getpid()}")
-        temporary.write_text(hashlib.sha256(text.encode()).hexdigest() + "\n" + text, encoding="utf-8")
+        temporary.write_text("\n".join((_sha256(digest + packed), digest, packed)), encoding="ascii")
         temporary.replace(path)
     except OSError:
         pass
-    return text
+    return Bundle(packed, digest)
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -15,7 +15,7 @@ from bench.records.analysis import Percentiles, StageAnalysis
 from reports.charts import NOT_RUN, Context, stage_label
 from reports.charts_detail import LAYERS
 from reports.figures import finite, number
-from reports.view import STAGE_KINDS, reason_view, statistic_name
+from reports.view import STAGE_KINDS, reasons_view, statistic_name
 
 SECRET = re.compile(r"api_?key$|token$|secret|password|authorization|cookie", re.IGNORECASE)
 CLIENT_KEYS = (
@@ -136,7 +136,7 @@ def stage_row(ctx: Context, s: StageAnalysis) -> dict[str, Any]:
             "name": s.name,
             "cells": [*head, cell(f.asked(s.offered_qps), s.offered_qps, css="edge"), *blank],
             "facts": [(t("fact_marks"), ", ".join(t.known(f"stagemark_{m}", m) for m in s.marks))],
-            "reasons": [reason_view(ctx, r) for r in s.reasons],
+            "reasons": reasons_view(ctx, s.reasons),
             "figures": [],
         }
     cells = [
@@ -169,7 +169,7 @@ def stage_row(ctx: Context, s: StageAnalysis) -> dict[str, Any]:
                     text,
                     None if withheld else value,
                     css=f"{css}{' edge' if i == 0 else ''}".strip(),
-                    title=p.withheld[name] if withheld and p else f"n = {p.n}" if p else "",
+                    title=withheld_text(ctx, p, name) if withheld and p else f"n = {p.n}" if p else "",
                 )
             )
     cells.append(cell(f.plain(s.little.in_flight_mean_integral, 1), s.little.in_flight_mean_integral, css="edge"))
@@ -185,7 +185,7 @@ def stage_row(ctx: Context, s: StageAnalysis) -> dict[str, Any]:
         "name": s.name,
         "cells": cells,
         "facts": _facts(ctx, s, parts),
-        "reasons": [reason_view(ctx, r) for r in s.reasons],
+        "reasons": reasons_view(ctx, s.reasons),
         "figures": [],
     }
 
@@ -227,18 +227,22 @@ def stage_notes(ctx: Context) -> list[str]:
         if any(number(p.p99) == float("inf") for s in ctx.stages for p in s.latency.values())
         else []
     )
-    why: dict[str, list[str]] = {}
+    cells: dict[str, list[str]] = {}
     for s in ctx.stages:
         for metric, p in s.latency.items():
-            for name, text in p.withheld.items():
-                if metric in ("ttft_s", "tpot_s", "e2e_s"):
-                    where = why.setdefault(f"{name}: {text}", [])
-                    if f"{s.stage:02d}" not in where:
-                        where.append(f"{s.stage:02d}")
-    listed = [t("note_withheld", why=text, stages=", ".join(where)) for text, where in why.items()]
-    if len(listed) > 6:
-        listed = [*listed[:5], t("note_withheld_more", n=len(listed) - 5)]
-    return notes + listed
+            for name in p.withheld if metric in ("ttft_s", "tpot_s", "e2e_s") else ():
+                cells.setdefault(name, []).append(f"{s.stage:02d}")
+    for name, where in cells.items():
+        stages = list(dict.fromkeys(where))
+        shown = ", ".join(stages) if len(stages) <= 8 else f"{', '.join(stages[:3])} … {stages[-1]}"
+        notes.append(t("note_withheld", name=name, n=len(where), stages=shown))
+    return notes
+
+
+def withheld_text(ctx: Context, p: Percentiles, name: str) -> str:
+    """Why a percentile is not printed, in this language."""
+    said = p.withheld_said.get(name) or {}
+    return ctx.words.said(said.get("code", ""), said.get("params"), p.withheld[name])
 
 
 def error_layers(ctx: Context) -> list[dict[str, Any]]:
@@ -350,12 +354,14 @@ def checks(ctx: Context) -> list[tuple[str, str]]:
     out = []
     for source, prefix in ((ctx.analysis.ledger, "ledger"), (ctx.analysis.csv_check, "csv")):
         for key, value in source.items():
-            if isinstance(value, dict):
+            if isinstance(value, dict) or (key == "note" and t.lang != "en"):  # `present` says the same
                 continue
             if isinstance(value, list):
                 if not value:
                     continue
-                text = "; ".join(str(v.get("message") or v) if isinstance(v, dict) else str(v) for v in value[:5])
+                text = "; ".join(_problem(ctx, v) for v in value[:5])
+                if key == "mismatches" and t.lang != "en":
+                    text = t("csv_mismatches", n=len(value))
             elif isinstance(value, bool):
                 text = t("yes") if value else t("no")
             elif number(value) is not None:
@@ -367,6 +373,18 @@ def checks(ctx: Context) -> list[tuple[str, str]]:
     if residuals:
         out.append((t("check_identity"), f.share(max(residuals), 2)))
     return out
+
+
+def _problem(ctx: Context, problem: Any) -> str:
+    """A problem of the ledger in this language; other remarks as they are."""
+    if not isinstance(problem, dict):
+        return str(problem)
+    message = str(problem.get("message") or problem)
+    if ctx.words.lang == "en" or not problem.get("problem_id"):
+        return message
+    text = ctx.words.known(f"problem_{problem['problem_id']}", message)
+    rows = number(problem.get("rows"))
+    return ctx.words("problem_rows", text=text, n=ctx.figures.count(rows)) if rows else text
 
 
 def masked(value: Any, key: str = "") -> Any:

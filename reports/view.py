@@ -10,6 +10,7 @@ Does not: draw, judge, or hold markup.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from bench.records.analysis import Analysis, Gate, Reason, StageAnalysis
@@ -66,17 +67,32 @@ def meta(ctx: Context) -> list[str]:
     return [m for m in out if m]
 
 
-def reason_view(ctx: Context, reason: Reason) -> dict[str, Any]:
-    """One line of a reasons list."""
+def reason_view(ctx: Context, reason: Reason, said: str = "") -> dict[str, Any]:
+    """One line of a reasons list; its text is left out where `said`, the sentence above it, holds it."""
     kind = SEVERITY_KINDS.get(reason.severity, "none")
+    text = ctx.words.said(reason.code, reason.params, reason.text)
     return {
         "kind": kind,
         "severity": reason.severity,
         "word": ctx.words.known(f"severity_{reason.severity}", reason.severity),
-        "text": reason.text,
-        "next_step": reason.next_step.rstrip(". "),
+        "text": "" if text and text in said else text,
+        "next_step": ctx.words.said(reason.next_code, reason.next_params, reason.next_step).rstrip(".。 "),
         "reason_id": reason.reason_id,
+        "times": 1,
     }
+
+
+def reasons_view(ctx: Context, reasons: Iterable[Reason], said: str = "") -> list[dict[str, Any]]:
+    """The lines of a reasons list; what repeats say alike stands once, with how often."""
+    lines: list[dict[str, Any]] = []
+    for reason in reasons:
+        made = reason_view(ctx, reason, said)
+        same = next((x for x in lines if {**x, "times": 1} == made), None)
+        if same is None:
+            lines.append(made)
+        else:
+            same["times"] += 1
+    return lines
 
 
 def is_interrupted(analysis: Analysis) -> bool:
@@ -107,14 +123,15 @@ def p95_crossing(ctx: Context) -> str:
     value, target = finite(c.p95_crossing_qps), finite(ctx.analysis.slo.get("e2e_target_s"))
     if not ctx.shows_capacity or value is None or target is None or c.p95_crossing_kind != "crossing":
         return ""
-    span = f.interval(c.p95_crossing_low_qps, c.p95_crossing_high_qps, f.rate)
-    return t("p95_crossing", value=f"{f.rate(value, unit=True)} {span}".strip(), target=f.duration(target))
+    span = f.capacity_span(c.p95_crossing_low_qps, c.p95_crossing_high_qps)
+    return t("p95_crossing", value=f"{f.capacity(value)} {t('unit_qps')} {span}".strip(), target=f.duration(target))
 
 
 def verdict(ctx: Context) -> dict[str, Any]:
     """The bar at the top."""
     v, t = ctx.analysis.verdict, ctx.words
     kind = VERDICT_KINDS.get(v.status, "invalid")
+    sentence = verdict_sentence(ctx)
     notes = [t("verdict_note_channel") if v.exit_code == 3 else t(f"verdict_note_{kind}")]
     if is_interrupted(ctx.analysis):
         notes.append(t("note_interrupted"))
@@ -123,20 +140,20 @@ def verdict(ctx: Context) -> dict[str, Any]:
     return {
         "kind": kind,
         "word": t(f"verdict_{v.status}"),
-        "sentence": verdict_sentence(ctx),
+        "sentence": sentence,
         "notes": notes,
         "marks": marks(ctx),
         "headline": headline(ctx),
-        "reasons": [reason_view(ctx, r) for r in v.reasons if r not in ctx.analysis.warnings],
+        "reasons": reasons_view(ctx, (r for r in v.reasons if r not in ctx.analysis.warnings), sentence),
         "exit_code": v.exit_code,
     }
 
 
 def verdict_sentence(ctx: Context) -> str:
-    """The analysis' own sentence in English; in other languages one made from its numbers."""
+    """The analysis' own sentence in this language; without its code one made from its numbers."""
     v, t, f = ctx.analysis.verdict, ctx.words, ctx.figures
-    if t.lang == "en" and v.sentence:
-        return v.sentence
+    if v.sentence and (t.lang == "en" or v.code):
+        return t.said(v.code, v.params, v.sentence)
     share = _share_at_target(ctx)
     if v.status == "INVALID" or share is None:
         return t(f"sentence_{v.status}_plain")
@@ -189,7 +206,8 @@ def _safe(ctx: Context) -> dict[str, Any]:
     low, high = finite(c.watermark_low_qps), finite(c.watermark_high_qps)
     if low is None or high is None:
         return _tile(t("tile_safe"), t("not_found"), t("tile_safe_missing"), words=True)
-    return _tile(t("tile_safe"), f"{f.rate(low)} – {f.rate(high)}", t("tile_safe_detail"), t("unit_qps"), "lead-tile")
+    span = f"{f.capacity(low)} – {f.capacity(high)}"
+    return _tile(t("tile_safe"), span, t("tile_safe_detail"), t("unit_qps"), "lead-tile")
 
 
 def _knee(ctx: Context) -> dict[str, Any]:
@@ -198,10 +216,10 @@ def _knee(ctx: Context) -> dict[str, Any]:
         return _no_figure(ctx, t("tile_knee"))
     value = finite(c.knee_qps)
     if c.knee_kind == "crossing" and value is not None:
-        span = f.interval(finite(c.knee_low_qps), finite(c.knee_high_qps), f.rate)
+        span = f.capacity_span(finite(c.knee_low_qps), finite(c.knee_high_qps))
         return _tile(
             t("tile_knee"),
-            f.rate(value),
+            f.capacity(value),
             t("tile_knee_detail", interval=span, target=f.share(c.attainment_target, 1))
             if span
             else t("tile_knee_alone", target=f.share(c.attainment_target, 1)),
@@ -348,8 +366,9 @@ def gate_view(ctx: Context, gate: Gate) -> dict[str, Any]:
     """One row of the gates table."""
     t, f = ctx.words, ctx.figures
     measured, limit = number(gate.measured), number(gate.limit)
+    elsewhere = gate.status == "not_measured" and gate.measured_qps is not None
     margin = ""
-    if finite(measured) is not None and finite(limit):
+    if not elsewhere and finite(measured) is not None and finite(limit):
         margin = f.signed_share(
             (limit - measured) / limit if gate.operator.startswith("<") else (measured - limit) / limit
         )
@@ -362,13 +381,13 @@ def gate_view(ctx: Context, gate: Gate) -> dict[str, Any]:
     )
     return {
         "name": f"{metric_name(ctx, gate.metric)}{statistic}",
-        "text": gate.text if t.lang == "en" else "",
+        "text": t.said(gate.code, gate.params, gate.text) if t.lang == "en" or gate.code else "",
         "at": at,
         "limit": f"{gate.operator.replace('<=', '≤').replace('>=', '≥')} {f.measure(limit, unit)}",
         # judged without its number: there is one, but too few samples to print it (the text says so)
         "measured": t("withheld")
         if measured is None and gate.status in ("pass", "fail")
-        else f.measure(measured, unit),
+        else f.measure(measured, unit) + (f" @{f.asked(gate.measured_qps)}" if elsewhere else ""),
         "margin": margin,
         "kind": GATE_KINDS.get(gate.status, "none"),
         "word": t.known(f"gate_{gate.status}", gate.status)

@@ -1,7 +1,8 @@
 """The message catalogue: `Words("en")("key", n=3)` is one text of one language.
 
-Input: `reports/locales/LANG.json`, a flat object. Output: texts.
-Does not: guess a language or fall back to another one silently.
+Input: `reports/locales/LANG.json`, a flat object; for the sentences of the analysis its own catalogue
+(`bench/records/sentences_en.py`) and `reports/locales/sentences.LANG.json` with the same codes. Output: texts.
+Does not: guess a language. A sentence of a newer analysis whose code is not known stays as the analysis wrote it.
 
 1. All catalogues have the same keys with the same placeholders (tested).
 2. A text is plain; markup belongs to the template.
@@ -10,8 +11,12 @@ Does not: guess a language or fall back to another one silently.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
+
+from bench.records.sentences import ENGLISH, render
 
 LOCALES = Path(__file__).parent / "locales"
 LANGUAGES = ("en", "zh-CN")
@@ -23,6 +28,17 @@ def catalogue(lang: str) -> dict[str, str]:
     if lang not in LANGUAGES:
         raise ValueError(f"no report language {lang!r}; there are {', '.join(LANGUAGES)}")
     return json.loads((LOCALES / f"{lang}.json").read_text(encoding="utf-8"))
+
+
+LISTED = 4  # items of a list inside a sentence; a sweep of 40 rates would fill the page
+
+
+@lru_cache(maxsize=4)
+def sentences(lang: str) -> Mapping[str, str]:
+    """The sentences of the analysis in `lang`, by code."""
+    if lang == "en":
+        return ENGLISH
+    return json.loads((LOCALES / f"sentences.{lang}.json").read_text(encoding="utf-8"))
 
 
 class Words:
@@ -39,3 +55,29 @@ class Words:
     def known(self, key: str, fallback: str) -> str:
         """The message of `key`, or `fallback` when the catalogue has none (free-form ids of the analysis)."""
         return self._messages.get(key, fallback)
+
+    def said(self, code: str, params: Mapping[str, Any] | None, text: str) -> str:
+        """A sentence of the analysis in this language; `text`, the analysis' own, where it has no code."""
+        if not code:
+            return text
+        try:
+            return render(code, self._plain(dict(params or {})), sentences(self.lang))
+        except (KeyError, ValueError, TypeError, IndexError, AttributeError):  # of a newer analysis, or edited by hand
+            return text
+
+    def _plain(self, value: Any, name: str = "") -> Any:
+        """Parameters with long lists cut and names of this language in place of ids."""
+        if isinstance(value, Mapping):
+            if "items" in value:
+                items = [self._plain(item, name) for item in value["items"]]
+                if len(items) > LISTED + 1:
+                    more = {"code": "text", "params": {"text": f"… (+{len(items) - LISTED})"}}
+                    items = [*items[:LISTED], more]
+                return {**value, "items": items}
+            found = {k: self._plain(v, k) for k, v in value.items()}
+            if self.lang != "en" and "problem_id" in found:
+                found["message"] = self.known(f"problem_{found['problem_id']}", str(found.get("message", "")))
+            return found
+        if self.lang != "en" and name == "metric" and isinstance(value, str):
+            return self.known(f"metric_{value.removesuffix('_s').removesuffix('_qps')}", value)
+        return value

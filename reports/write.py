@@ -16,6 +16,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from bench.records.analysis import Analysis
 from reports.html import render
@@ -43,10 +44,12 @@ def file_name(name: str, lang: str, beside: bool = True) -> str:
 
 
 def write_all(
-    run_dir: Path, analysis: Analysis, *, lang: str = "en", beside: bool = False, env: Mapping[str, str] | None = None
-) -> list[Path]:
+    run_dir: Path, analysis: Analysis, *, lang: str = "en", beside: bool = False, env: Mapping[str, str] | None = None,
+    comparison: dict[str, Any] | None = None,
+) -> list[Path]:  # fmt: skip
     """The paths written, the page last. Raises OSError where a file cannot be written.
 
+    `comparison`: the content of compare.json, or {"refused": ...}, for the page's own section.
     `beside`: texts in another language than English get its name, so that they overwrite no English one.
     """
     env = os.environ if env is None else env
@@ -55,7 +58,7 @@ def write_all(
         ("summary.json", lambda: json.dumps(summary(analysis), ensure_ascii=False, indent=1, allow_nan=False) + "\n"),
         (text, lambda: markdown(analysis, lang=lang)),
         ("junit.xml", lambda: junit(analysis)),
-        (page, lambda: render(analysis, lang=lang)),
+        (page, lambda: render(analysis, lang=lang, comparison=comparison)),
     ]
     written: list[Path] = []
     failure: Exception | None = None

@@ -80,6 +80,22 @@ def compare(base: Path, new: Path, *, force: bool = False, tolerance: float = 0.
     return found
 
 
+def against(base: Path, new: Path, *, force: bool = False, lang: str = "en") -> tuple[dict[str, Any], Any, str, int]:
+    """(what the report shows of it, the comparison or None, why there is none, exit code) of a run with a baseline."""
+    from analysis.compare_runs import CompareError
+    from analysis.load import LedgerError
+
+    try:
+        found = compare(base, new, force=force, lang=lang)
+    except CompareError as error:
+        refusal = {"code": error.code, "details": error.details, "text": str(error), "base": str(base)}
+        return {"refused": refusal}, None, str(error), INVALID_EXIT if error.invalid else USAGE_EXIT
+    except LedgerError as error:
+        refusal = {"code": "unreadable", "details": [str(error)], "text": str(error), "base": str(base)}
+        return {"refused": refusal}, None, str(error), USAGE_EXIT
+    return found.to_dict(), found, "", found.exit_code
+
+
 def lines(found: Any) -> list[str]:
     """The comparison as text: the sentence, what changed, and what to know about it."""
     out = [found.sentence]

@@ -25,7 +25,20 @@ def finish(options: JobOptions, plan: Any, run_dir: Path, locust_code: int, say:
     _close_folder(options, plan, run_dir, locust_code, say, stops)
     if options.part:
         return finish_part(options, run_dir, locust_code, say)
+    _calibrate(options, run_dir, say)
     return finish_run(run_dir, lang=options.lang, say=say, baseline=options.baseline)
+
+
+def _calibrate(options: JobOptions, run_dir: Path, say: Console) -> None:
+    """Note in run.json what the client's calibration says of this run, and say whether there is one."""
+    from bench.commands.client_calibration import keep_calibration
+
+    try:
+        told = keep_calibration(run_dir, options.client_calibration)
+    except (OSError, ValueError) as error:
+        told = f"client calibration not used: {error}"
+    if told:
+        say.note(told)
 
 
 def _close_folder(
@@ -51,36 +64,34 @@ def finish_run(run_dir: Path, *, lang: str, say: Console, baseline: Path | None 
     from analysis.analyse import write_analysis
     from analysis.load import LedgerError
     from analysis.verdict import exit_code
+    from reports import svg
     from reports.write import write_all
 
+    svg.warm()
     try:
         analysis = write_analysis(run_dir)
-        files = write_all(run_dir, analysis, lang=lang)
+        compared, shown = _against(baseline, run_dir, lang) if baseline is not None else (Compared(), None)
+        files = write_all(run_dir, analysis, lang=lang, comparison=shown)
     except LedgerError as error:
         raise JobError(str(error), EXIT_INVALID) from None
     except OSError as error:
         again = f"bench analyse {run_dir} && bench report {run_dir}"
         text = f"{run_dir}: the report cannot be written: {error.strerror}; free space, then: {again}"
         raise JobError(text, EXIT_INVALID) from None
-    compared = _against(baseline, run_dir, lang) if baseline is not None else Compared()
     code = exit_code({analysis.verdict.exit_code, compared.exit_code})
     say.verdict(analysis, run_dir, files, code, compared)
     return code
 
 
-def _against(baseline: Path, run_dir: Path, lang: str) -> Compared:
-    from analysis.compare_runs import CompareError
-    from analysis.load import LedgerError
-    from bench.commands.compare import compare, lines
+def _against(baseline: Path, run_dir: Path, lang: str) -> tuple[Compared, dict[str, Any]]:
+    """The comparison for the console, and what the report shows of it."""
+    from bench.commands.compare import against, lines
 
-    try:
-        found = compare(baseline, run_dir, lang=lang)
-    except CompareError as error:
-        return Compared([f"no comparison: {error}"], None, EXIT_INVALID if error.invalid else EXIT_USAGE)
-    except (LedgerError, OSError) as error:
-        return Compared([f"no comparison: {error}"], None, EXIT_USAGE)
+    shown, found, refused, code = against(baseline, run_dir, lang=lang)
+    if found is None:
+        return Compared([f"no comparison: {refused}"], None, code), shown
     said = ["", f"against {baseline}: {found.sentence}", *lines(found)[1:], f"comparison: {run_dir / 'compare.html'}"]
-    return Compared(said, {"outcome": found.outcome, "sentence": found.sentence}, found.exit_code)
+    return Compared(said, {"outcome": found.outcome, "sentence": found.sentence}, found.exit_code), shown
 
 
 def _tail(path: Path, lines: int = 12) -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -25,10 +27,13 @@ def default_language(env: dict[str, str]) -> str:
     Example:
       bench report runs/20261129T101500Z-7f3a
       bench report runs/20261129T101500Z-7f3a --lang zh-CN
+      bench report runs/20261129T101500Z-7f3a --baseline runs/20261128T093000Z-1c0e
 
     RUN is a run folder that holds analysis.json. Without -o, report.html, summary.json, summary.md and junit.xml
     are written into it; in Chinese the first and the third are report.zh-CN.html and summary.zh-CN.md, beside the
-    English ones. With -o, only the page is written.
+    English ones. With -o, only the page is written. With --baseline the page compares RUN with another run
+    (`bench compare` does the same without a page); a comparison made before (compare.json) is shown again.
+    Exit code: 0; with --baseline 5 when something is worse, 2 or 4 when the runs cannot be compared.
     """,
 )
 @click.argument("run", type=click.Path(path_type=Path))
@@ -40,42 +45,29 @@ def default_language(env: dict[str, str]) -> str:
     default=None,
     help="Write the page to this file only.",
 )
+@click.option(
+    "--baseline", type=click.Path(path_type=Path), default=None, help="Run folder to compare with, inside the page."
+)
+@click.option("--force", is_flag=True, help="With --baseline: compare although the loads differ or a run is INVALID.")
 @click.option("--static", is_flag=True, help="Leave the chart library out: a small page without live charts.")
 @click.option("--json", "as_json", is_flag=True, help="Print the written paths as one JSON object.")
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing on success.")
-def command(run: Path, lang: str | None, output: Path | None, static: bool, as_json: bool, quiet: bool) -> None:
+def command(
+    run: Path, lang: str | None, output: Path | None, baseline: Path | None, force: bool, static: bool, as_json: bool,
+    quiet: bool,
+) -> None:  # fmt: skip
     """Read analysis.json, write the outputs."""
-    from bench.records.analysis import read_analysis
+    from reports import svg
 
+    svg.warm()
     path = run / "analysis.json" if run.is_dir() else run
-    if path.name != "analysis.json" and not path.name.endswith(".json") or not path.exists():
-        raise click.UsageError(f"{run}: no analysis.json there. Run `bench analyse {run}` first, then this again.")
-    try:
-        analysis = read_analysis(path)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise click.UsageError(
-            f"{path}: cannot be read as an analysis of this version ({error}). Run `bench analyse {run}` again."
-        ) from error
-    except OSError as error:
-        raise click.UsageError(f"{path}: {error.strerror or error}. Check that the file can be read.") from error
+    analysis = _read(run, path)
     language = lang or default_language(dict(os.environ))
+    shown, code, note = _comparison(path.parent, baseline, force, language)
+    if note:
+        click.echo(f"bench report: {note}", err=True)
     try:
-        if output is not None:
-            from reports.html import render
-            from reports.write import write_text
-
-            output.parent.mkdir(parents=True, exist_ok=True)
-            written = [write_text(output, render(analysis, lang=language, live=not static))]
-        elif static:
-            from reports.html import render
-            from reports.write import file_name, write_text
-
-            page = path.parent / file_name("report.html", language)
-            written = [write_text(page, render(analysis, lang=language, live=False))]
-        else:
-            from reports.write import write_all
-
-            written = write_all(path.parent, analysis, lang=language, beside=True)
+        written = _write(path.parent, analysis, language, output, static, shown)
     except OSError as error:
         raise click.UsageError(
             f"{error.filename or path.parent}: {error.strerror or error}. "
@@ -86,3 +78,59 @@ def command(run: Path, lang: str | None, output: Path | None, static: bool, as_j
     elif not quiet:
         for item in written:
             click.echo(str(item))
+    sys.exit(code)
+
+
+def _read(run: Path, path: Path) -> Any:
+    """The analysis of a run folder, or a usage error that says what to do."""
+    from bench.records.analysis import read_analysis
+
+    if path.name != "analysis.json" and not path.name.endswith(".json") or not path.exists():
+        raise click.UsageError(f"{run}: no analysis.json there. Run `bench analyse {run}` first, then this again.")
+    try:
+        return read_analysis(path)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise click.UsageError(
+            f"{path}: cannot be read as an analysis of this version ({error}). Run `bench analyse {run}` again."
+        ) from error
+    except OSError as error:
+        raise click.UsageError(f"{path}: {error.strerror or error}. Check that the file can be read.") from error
+
+
+def _comparison(run_dir: Path, baseline: Path | None, force: bool, lang: str) -> tuple[dict[str, Any] | None, int, str]:
+    """(what the page shows, exit code, what to say on standard error) of the comparison, new or stored."""
+    if baseline is not None:
+        from bench.commands.compare import against
+
+        try:
+            shown, _, refused, code = against(baseline, run_dir, force=force, lang=lang)
+        except OSError as error:
+            raise click.UsageError(f"{error.filename or baseline}: {error.strerror or error}.") from error
+        return shown, code, f"no comparison: {refused}" if refused else ""
+    stored = run_dir / "compare.json"
+    if not stored.exists():
+        return None, 0, ""
+    try:
+        if stored.stat().st_mtime < (run_dir / "analysis.json").stat().st_mtime:
+            return None, 0, f"{stored} is older than analysis.json and is not shown; add --baseline to compare again"
+        shown = json.loads(stored.read_text(encoding="utf-8"))
+        if not isinstance(shown, dict) or "changes" not in shown:
+            raise ValueError("it holds no changes")
+    except (OSError, ValueError) as error:
+        return None, 0, f"{stored} cannot be used ({error}) and is not shown; add --baseline to compare again"
+    return shown, 0, ""
+
+
+def _write(
+    run_dir: Path, analysis: Any, lang: str, output: Path | None, static: bool, shown: dict[str, Any] | None
+) -> list[Path]:
+    """The files written, as the options ask."""
+    from reports.write import file_name, write_all, write_text
+
+    if output is None and not static:
+        return write_all(run_dir, analysis, lang=lang, beside=True, comparison=shown)
+    from reports.html import render
+
+    page = output or run_dir / file_name("report.html", lang)
+    page.parent.mkdir(parents=True, exist_ok=True)
+    return [write_text(page, render(analysis, lang=lang, live=not static, comparison=shown))]

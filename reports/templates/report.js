@@ -18,17 +18,35 @@
   var holder = document.getElementById("charts");
   var specs = holder ? JSON.parse(holder.textContent) : { specs: {}, config: {} };
   var linear = {};
+  var loading;
+  function unpack(text) {
+    var bytes = Uint8Array.from(atob(text), function (c) { return c.charCodeAt(0); });
+    return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+  }
   function library() {
-    if (!window.vegaEmbed) {
-      var script = document.createElement("script");
-      script.textContent = document.getElementById("bundle").textContent; // allowed by its hash
-      document.body.appendChild(script);
+    if (!loading) {
+      loading = unpack(document.getElementById("bundle").textContent).then(function (code) {
+        var script = document.createElement("script");
+        script.textContent = code; // allowed by its hash
+        document.body.appendChild(script);
+        return window.vegaEmbed;
+      });
     }
-    return window.vegaEmbed;
+    return loading;
   }
   function specOf(id, group) {
     var spec = JSON.parse(JSON.stringify(specs.specs[id]));
     spec.config = specs.config;
+    Object.keys(spec.datasets).forEach(function (name) {
+      var data = spec.datasets[name];
+      if (!Array.isArray(data)) {
+        spec.datasets[name] = data.rows.map(function (row) {
+          var item = {};
+          data.columns.forEach(function (column, i) { item[column] = row[i]; });
+          return item;
+        });
+      }
+    });
     if (group && linear[group]) {
       spec.layer.forEach(function (layer) {
         var y = layer.encoding && layer.encoding.y;
@@ -48,8 +66,10 @@
     var label = still && still.getAttribute("aria-label");
     stage.className = "live";
     plot.appendChild(stage);
-    return library()(stage, specOf(id, figure && figure.id.replace("fig-", "")), {
-      ast: true, actions: false, renderer: "svg", defaultStyle: false, tooltip: { disableDefaultStyle: true, theme: "report" }
+    return library().then(function (embedIn) {
+      return embedIn(stage, specOf(id, figure && figure.id.replace("fig-", "")), {
+        ast: true, actions: false, renderer: "svg", defaultStyle: false, tooltip: { disableDefaultStyle: true, theme: "report" }
+      });
     }).then(function (result) {
       Array.prototype.slice.call(plot.children).forEach(function (child) { if (child !== stage) { child.remove(); } });
       var svg = stage.querySelector("svg");
@@ -75,7 +95,7 @@
       embed(plot).then(function () { busy = false; pump(); });
     });
   }
-  if (holder && "IntersectionObserver" in window) {
+  if (holder && "IntersectionObserver" in window && "DecompressionStream" in window) { // else the drawings stay as they are
     var watcher = new IntersectionObserver(function (entries) {
       entries.forEach(function (entry) {
         if (entry.isIntersecting && entry.target.clientWidth) { watcher.unobserve(entry.target); queue.push(entry.target); }

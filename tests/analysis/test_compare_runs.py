@@ -19,7 +19,7 @@ from analysis.analyse import write_analysis
 from analysis.intervals import wilson
 from bench.commands.compare import command
 from bench.records.analysis import Analysis, Capacity, Verdict
-from reports.compare import _Texts, render
+from reports.compare import Texts, render
 from reports.compare_words import CATALOGUES
 from tests.analysis.synthetic import Faults, Service, StageSpec, default_config, write_run
 
@@ -271,6 +271,6 @@ def test_every_remark_of_the_analysis_has_a_chinese_text() -> None:
     )  # fmt: skip
     remarks = {c.note for c in comparison.changes if c.note} | set(comparison.notes)
     assert len(remarks) >= 6
-    texts = _Texts("zh-CN")
+    texts = Texts("zh-CN")
     assert [r for r in remarks if not re.search(r"[一-鿿]", texts.note(r))] == []
-    assert _Texts("en").note("any") == "any"
+    assert Texts("en").note("any") == "any"

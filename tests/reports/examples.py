@@ -244,6 +244,87 @@ def in_flight_series(stages: list[StageAnalysis]) -> list[list[float]]:
     return points
 
 
+def points(stages: list[StageAnalysis]) -> dict[str, Any]:
+    """Twenty arrivals of each stage: every tenth was rejected, and a fifth of the others was late at 30/s and more."""
+    columns: dict[str, list[Any]] = {k: [] for k in ("stage", "outcome", "input_tokens", "output_tokens", "ttft_s", "e2e_s")}
+    for s in stages:
+        for i in range(20):
+            outcome = "rejected" if i % 10 == 9 else "missed" if s.offered_qps >= 30 and i % 5 == 0 else "met"
+            ended = outcome != "rejected"
+            row = (s.stage, outcome, 100 + 45 * i, 10 + 15 * i if ended else None,
+                   (0.02 + 0.001 * i) * (60 if outcome == "missed" else 1) if ended else None,
+                   1.5 + 0.1 * i if ended else None)  # fmt: skip
+            for values, value in zip(columns.values(), row, strict=True):
+                values.append(value)
+    count = {o: columns["outcome"].count(o) for o in ("met", "missed", "rejected")}
+    edges = {"low": 100, "high": 505, "n": 90}, {"low": 550, "high": 955, "n": 90}
+    bins = [{**e, "p50_s": 0.03 + 0.01 * k, "p95_s": math.inf, "missed": 12} for k, e in enumerate(edges)]
+    return {
+        "limit": 1500,
+        "arrivals": 3 * len(columns["stage"]),
+        "outcomes": {o: [n, n if o != "met" else n + 2 * len(columns["stage"])] for o, n in count.items() if n},
+        **columns,
+        "bins": {"input_ttft": bins, "output_e2e": bins},
+    }
+
+
+def server(stages: list[StageAnalysis]) -> dict[str, Any]:
+    """A service that agrees with us within 1 ms, queues at 30/s and more, and preempts three times."""
+    t = [float(5 * k) for k in range(int(STAGE_S * len(stages) / 5))]
+    busy = [stages[min(int(x // STAGE_S), len(stages) - 1)].offered_qps for x in t]
+    return {
+        "samples": len(t),
+        "series": {
+            "t_s": t,
+            "running": [min(q, 30.0) for q in busy],
+            "waiting": [max(q - 30.0, 0.0) for q in busy],
+            "kv_usage": [q / 50 for q in busy],
+            "preemptions": [None] + [3.0 if k == len(t) - 2 else 0.0 for k in range(1, len(t))],
+        },
+        "stages": [
+            {"stage": s.stage, "repeat": s.repeat, "samples": 15, "running_mean": s.offered_qps, "waiting_mean": 0.5,
+             "kv_mean_ratio": 0.4, "kv_max_ratio": 0.8, "preemptions": 0.0, "server_ttft_mean_s": 0.040,
+             "server_ttft_n": 300, "client_ttft_mean_s": 0.041, "client_ttft_n": 300, "server_queue_mean_s": 0.01,
+             "in_flight_mean_client": 1.0}
+            for s in stages
+        ],
+    }  # fmt: skip
+
+
+def comparison(outcome: str = "worse") -> dict[str, Any]:
+    """The content of a compare.json: two rates, one number worse, and an endless p95 in the baseline's second."""
+    def side(name: str, share: float, p95: Any) -> dict[str, Any]:
+        curve = [
+            {"offered_qps": q, "repeat": 0, "stable": True, "attainment": a, "attainment_low": a - 0.02,
+             "attainment_high": min(1.0, a + 0.02), "ttft_p95_s": p, "ttft_p95_low_s": 0.03, "ttft_p95_high_s": 0.09}
+            for q, a, p in ((5.0, 1.0, 0.05), (10.0, share, p95))
+        ]  # fmt: skip
+        return {"run_id": name, "path": f"runs/{name}", "started_utc": "2026-11-29T10:15:00+00:00", "model": "m",
+                "tool_version": "0.1.0", "verdict": "PASS", "schedule_hash": "ab" * 32, "knee_qps": 20.96,
+                "curve": curve}  # fmt: skip
+
+    def change(qps: float, metric: str, statistic: str, effect: Any, word: str) -> dict[str, Any]:
+        share = metric == "attainment"
+        return {"offered_qps": qps, "metric": metric, "statistic": statistic, "unit": "1" if share else "s",
+                "base": 1.0 if share else 0.05, "new": 0.9 if share else 0.2, "effect": effect,
+                "low": None if effect is None else effect - 0.02, "high": None if effect is None else effect + 0.02,
+                "noise_floor": 0.01, "outcome": word, "base_n": 300, "new_n": 300, "method": "", "note": ""}  # fmt: skip
+
+    word = outcome if outcome in ("worse", "better") else "no clear change"
+    return {
+        "schema_version": 1, "base": side("base", 1.0, "inf"), "new": side("new", 0.9, 0.2), "outcome": word,
+        "exit_code": 5 if word == "worse" else 0, "sentence": "One number.", "tolerance": 0.1, "level": 0.95,
+        "level_each": 0.99, "differences": [], "left_out": ["new: 02 @20 is INVALID"],
+        "notes": ["neither run repeats a rate, so the noise between runs is unknown"],
+        "changes": [
+            change(5.0, "attainment", "value", 0.0, "no clear change"),
+            change(10.0, "attainment", "value", -0.1, word),
+            change(10.0, "ttft", "p95", 0.02, "no clear change"),
+            change(10.0, "e2e", "p95", None, "not compared"),
+        ],
+    }  # fmt: skip
+
+
 def run_info(**changes: Any) -> dict[str, Any]:
     """A `run.json` with every key that the report shows."""
     info: dict[str, Any] = {
@@ -472,6 +553,8 @@ def sweep(qps: tuple[float, ...] = (5, 10, 15, 20, 25, 30, 35, 40), repeats: int
         else [],
         in_flight_series=in_flight_series(stages)[:: max(1, len(stages) // 10)],
         heatmap=heatmap(stages),
+        points=points(stages),
+        server=server(stages),
         worst=[
             {
                 "stage": 7,

@@ -11,7 +11,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from bench.records.analysis import from_json, to_json
+from bench.records.analysis import Reason, from_json, to_json
 from reports.html import policy, render, safe_json
 from tests.reports import examples
 from tests.reports.conftest import text_of
@@ -85,6 +85,7 @@ def test_order_of_the_wireframe(pages):
         "verdict",
         "capacity",
         "little",
+        "server",
         "model",
         "stages",
         "errors",
@@ -130,7 +131,7 @@ def test_absent_numbers_are_said_in_words(pages):
 def test_withheld_percentiles_say_why_with_n(pages):
     html = pages("sweep")
     assert 'title="needs 1,000 samples, this stage has n = 300"' in html
-    assert "withheld, p99: needs 1,000 samples, this stage has n = 300 (stages 00)" in text_of(html)
+    assert "p99 withheld for too few independent arrivals in " in text_of(html)
 
 
 def test_hostile_text_is_only_text(pages):
@@ -174,7 +175,7 @@ def test_policy_hashes_are_those_of_the_page(pages):
 
     style = re.search(r"<style>(.*?)</style>", html, re.S).group(1)
     scripts = [
-        re.search(r'id="bundle">(.*?)</script>', html, re.S).group(1),
+        gzip.decompress(base64.b64decode(re.search(r'id="bundle">(.*?)</script>', html, re.S).group(1))).decode(),
         re.findall(r"<script>(.*?)</script>", html, re.S)[-1],
     ]
     for text in [style, *scripts]:
@@ -190,7 +191,7 @@ def test_no_address_outside(pages):
 
 def test_size_budgets(pages):
     html = pages("sweep").encode()
-    assert len(html) <= 1_500_000
+    assert len(html) <= 1_300_000
     assert len(gzip.compress(html, 9)) <= 450_000
     assert len(pages("many").encode()) <= 3_000_000  # 120 stages
     assert len(pages("sweep", live=False).encode()) <= 500_000
@@ -306,3 +307,94 @@ def test_the_methods_of_the_intervals_are_one_short_phrase():
     text = text_of(render(analysis, live=False))
     assert "Bands: 95 % intervals (Wilson). They are wider where misses come in bursts." in text
     assert "Wilson on" not in text
+
+
+def test_a_sample_of_requests_and_the_services_own_numbers(pages):
+    html = pages("sweep")
+    text = text_of(html)
+    # 8 stages x 20 arrivals, of which two were rejected, and at 30, 35, 40/s three late (i = 0, 5, 10, 15; 9, 19 rejected)
+    assert "160 of 480 arrivals are drawn, among them all 28 that missed or failed." in text
+    assert "1.00 ms apart" in text and "network and client add little" in text
+    assert "At most 10 requests waited inside the service" in text and "3 preemptions, the first at" in text
+    bare = examples.sweep()
+    bare.server, bare.points = {}, {}
+    without = render(bare, live=False)
+    assert "The service was not scraped" in text_of(without)
+    assert "fig-server" not in without and "fig-input-ttft" not in without
+
+
+def test_every_point_of_the_sample_is_drawn():
+    analysis = examples.sweep()
+    html = render(analysis, live=False)
+    drawn = re.search(r'data-chart="input-ttft".*?</svg>', html, re.S).group()
+    dots = sum(path.count("h0") for path in re.findall(r' d="([^"]*)"[^>]*stroke-linecap="round"', drawn))
+    assert dots == analysis.points["outcome"].count("met")
+    others = [path.count("M") for path in re.findall(r' d="(M[^"]*z)"', drawn)]
+    assert sorted(n for n in others if n > 3) == sorted(
+        analysis.points["outcome"].count(o) for o in ("missed", "rejected")
+    )
+
+
+@pytest.mark.parametrize("lang", ["en", "zh-CN"])
+def test_a_baseline_has_its_section_and_a_line_under_the_verdict(lang):
+    html = render(examples.sweep(), lang=lang, live=False, comparison=examples.comparison())
+    assert parsed(html).problems == []
+    sections = re.findall(r'<section id="(\w+)"', html)
+    assert sections[sections.index("client") + 1] == "compare"
+    text = text_of(html)
+    if lang == "en":
+        assert "✕ WORSE Worse: 1 of 3 numbers; first of them attainment at 10 requests/s: 100.00 % to 90.00 %." in text
+        assert "Clearly changed: 1 of 4 numbers" in text and "knee, requests/s 20.9" in text
+    for figure in ("compare-attainment", "compare-ttft", "fig-difference"):
+        assert figure in html
+    assert "did not finish [" in text or "未完成" in text  # the baseline's endless p95 in the table
+
+
+def test_a_refused_comparison_says_why():
+    refused = {"refused": {"code": "differs", "details": ["model: a against <b>"], "text": "", "base": "runs/base"}}
+    html = render(examples.sweep(), live=False, comparison=refused)
+    assert "NOT COMPARED" in text_of(html) and "<code>model: a against &lt;b&gt;</code>" in html
+    assert "The runs did not run the same test" in text_of(html)
+    assert parsed(html).problems == []
+
+
+ENGLISH = re.compile(r"[A-Za-z][a-z']+(?:[ ,]+[a-z][a-z']*){2,}")
+
+
+def readable(html: str) -> str:
+    """What a reader is told: not code, not samples of the server, not attributes of machines."""
+    html = re.sub(r"<(script|style|pre|code)\b.*?</\1>", " ", html, flags=re.S)
+    html = re.sub(r"<dl class=\"facts machine\">.*?</dl>", " ", html, flags=re.S)
+    said = re.findall(r'(?:title|aria-label)="([^"]*)"', html)
+    return " | ".join([re.sub(r"<[^>]+>", " | ", html), *said])
+
+
+def test_the_check_for_english_finds_english(pages):
+    assert ENGLISH.search(readable(pages("sweep")))
+    assert ENGLISH.search(readable("<p>中文 the sender was late</p>"))
+    assert not ENGLISH.search(readable("<p>Little 定律，TTFT p95 与 Kolmogorov-Smirnov</p>"))
+
+
+def test_identical_reasons_stand_once_with_their_number():
+    analysis = examples.sweep()
+    one = analysis.warnings[0] if analysis.warnings else Reason("WARN-X", "warn", "the same thing")
+    analysis.warnings = [one, one, one]
+    text = text_of(render(analysis, live=False))
+    assert text.count(one.text) == 1 and "×3" in text
+
+
+def test_what_the_headline_says_is_not_said_again():
+    analysis = examples.invalid()
+    reason = analysis.verdict.reasons[0]
+    analysis.verdict.sentence = f"The measurement is not to be trusted: {reason.text}."
+    text = text_of(render(analysis, live=False))
+    assert text.count(reason.text) == 1 and reason.next_step in text
+
+
+def test_capacity_is_rounded_as_in_the_sentence():
+    analysis = examples.sweep()
+    c = analysis.capacity
+    c.knee_qps, c.knee_low_qps, c.knee_high_qps = 19.98, 17.27, 22.01
+    c.watermark_low_qps, c.watermark_high_qps = 12.09, 13.99
+    text = text_of(render(analysis, live=False))
+    assert "12.0 – 13.9 requests/s" in text and "Knee 19.9 requests/s 95 % [17.2, 22.1]" in text

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import re
+import string
 from pathlib import Path
 
 import pytest
 
 import reports
-from reports.words import LANGUAGES, Words, catalogue
+from bench.records.sentences import ENGLISH
+from reports.words import LANGUAGES, LISTED, Words, catalogue, sentences
 
 ROOT = Path(reports.__file__).parent
 # Families that are looked up by a computed name.
 FAMILIES = (
     "at_",
+    "axis_input_",
+    "axis_output_",
+    "chart_input_",
+    "chart_output_",
     "check_",
     "clause_",
     "gate_",
@@ -25,7 +31,9 @@ FAMILIES = (
     "metric_",
     "model_status_",
     "model_",
+    "outcome_",
     "par_",
+    "problem_",
     "sec_",
     "sender_",
     "sentence_",
@@ -42,7 +50,7 @@ FAMILIES = (
 
 
 # Pages with texts of their own, which are not in the report's catalogue.
-OTHER_PAGES = ("compare", "overlay")
+OTHER_PAGES = ("compare", "overlay", "baseline")
 
 
 def placeholders(text: str) -> list[str]:
@@ -95,3 +103,43 @@ def test_unknown_key_is_a_bug():
     with pytest.raises(KeyError):
         Words("en")("no_such_key")
     assert Words("en").known("no_such_key", "as it is") == "as it is"
+
+
+def fields(text: str) -> set[str]:
+    return {name for _, name, _, _ in string.Formatter().parse(text) if name}
+
+
+def test_the_sentences_of_the_analysis_have_the_same_codes_and_parameters():
+    chinese = sentences("zh-CN")
+    assert set(chinese) == set(ENGLISH)
+    assert [code for code in ENGLISH if fields(ENGLISH[code]) != fields(chinese[code])] == []
+    words = re.compile(r"[a-z]{3,} [a-z]{2,} [a-z]{2,}")
+    assert [c for c, text in chinese.items() if words.search(re.sub(r"`.*?`|{.*?}", "", text))] == []
+
+
+def test_sentences_are_said_in_both_languages():
+    params = {"value": 0.98, "low": 0.97, "high": 0.99, "target": 0.99}
+    english = "attainment 0.9800 has the interval 0.9700 to 0.9900, which holds the target 0.99: not decided"
+    assert Words("en").said("WARN-UNDECIDED", params, "own") == english
+    assert Words("zh-CN").said("WARN-UNDECIDED", params, "own").startswith("达标率 0.9800 的区间为 0.9700 至 0.9900")
+
+
+def test_a_sentence_without_a_known_code_stays_as_it_is():
+    for code, params in (("", {}), ("NEW-CODE", {}), ("WARN-UNDECIDED", {}), ("WARN-UNDECIDED", {"value": ["x"]})):
+        assert Words("zh-CN").said(code, params, "as written") == "as written"
+
+
+def test_long_lists_inside_a_sentence_are_cut():
+    shares = [{"code": "clause.share", "params": {"share": i / 100}} for i in range(60)]
+    text = Words("en").said("DIA-CLAUSE.ttft", {"stages": {"join": "comma", "items": ["x"] * 60}, "shares":
+                            {"join": "comma", "items": shares}}, "")  # fmt: skip
+    assert "0.00%, 1.00%, 2.00%, 3.00%, … (+56) of all arrivals" in text and "4.00%" not in text
+    assert text.count("x, ") == LISTED
+
+
+def test_problems_and_metrics_have_names_in_chinese():
+    t = Words("zh-CN")
+    text = t.said("INV-ROWS", {"problem_id": "LED-008", "message": "2 rows are doubled", "examples": {"code": "",
+                  "params": {}}}, "")  # fmt: skip
+    assert text == "LED-008：重复的行"
+    assert t.said("gate.label", {"metric": "attainment"}, "") == t("metric_attainment")
