@@ -382,6 +382,10 @@ def _recording_reasons(s: StageAnalysis, checked: Checked, window: np.ndarray) -
         if share > limit:
             out.append(reason(code, "invalid", step, stage=stage, value=share, limit=limit,
                               params={"share": share, "limit": limit}))  # fmt: skip
+    other = s.flags.get("other_model", 0.0)
+    if other:
+        out.append(reason("WARN-MODEL", "warn", "next.model", stage=stage, value=other, limit=0.0,
+                          params={"share": other}))  # fmt: skip
     steps = int(np.count_nonzero(checked.impossible[window]))
     if steps:
         out.append(reason("INV-CLOCK", "invalid", "next.clock", stage=stage, value=steps, limit=0,

@@ -230,7 +230,7 @@ def _fail_reason(gate: Gate) -> Reason:
 
 
 def _warnings(facts: Facts) -> list[Reason]:
-    """Stages that are INVALID without deciding, and an undecided target."""
+    """Stages that are INVALID without deciding, an undecided target, answers of another model."""
     out = []
     if facts.at == "run":
         place = None
@@ -249,6 +249,9 @@ def _warnings(facts: Facts) -> list[Reason]:
     if place and place.exact and any(s.verdict == "UNDECIDED" for s in place.exact):
         for r in (r for s in place.exact for r in s.reasons if r.reason_id == "WARN-UNDECIDED"):
             out.append(replace(r, severity="warn"))
+    other_model = [r for s in facts.stages for r in s.reasons if r.reason_id == "WARN-MODEL"]
+    if other_model:  # of many stages the worst one speaks
+        out.append(max(other_model, key=lambda r: r.value or 0.0))
     for problem in facts.problems:
         if problem.problem_id not in FATAL_PROBLEMS:
             made = reason("LED", "warn", "next.verdicts", value=float(problem.rows),

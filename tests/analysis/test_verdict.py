@@ -318,6 +318,14 @@ def test_each_fault_has_its_reason(tmp_path: Path, faults: Faults, reason: str) 
     assert found.capacity.knee_qps is None
 
 
+def test_answers_of_another_model_are_a_named_line(tmp_path: Path) -> None:
+    found = analyse(write_run(tmp_path / "r", [StageSpec(20, 30, 5)], QUICK, faults=Faults(flags={"other_model": 0.05})))
+    said = next(r for r in found.stages[0].reasons if r.reason_id == "WARN-MODEL")
+    ledger_share = found.stages[0].flags["other_model"]
+    assert said.severity == "warn" and 0.02 < ledger_share < 0.09 and said.value == ledger_share
+    assert found.verdict.status == "PASS" and f"{ledger_share:.1%} of the answers name another model" in "\n".join(verdict_lines(found))
+
+
 @pytest.mark.parametrize(
     ("cpu", "embedded", "text", "step"),
     [
