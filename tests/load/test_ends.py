@@ -124,7 +124,7 @@ def test_sigterm_in_the_middle_is_the_first_ctrl_c(tmp_path: Path) -> None:
 
 
 def test_an_embedded_engine_that_dies_is_in_the_rows_and_the_run_goes_on(tmp_path: Path) -> None:
-    process = start(tmp_path, config_with(sweep={"qps": [10, 5]}, loadgen={"duration_sec": 4}))
+    process = start(tmp_path, config_with(sweep={"qps": [10, 5]}, loadgen={"duration_sec": 2}))
     try:
         wait_for_streams(tmp_path / "run", 5)
         next(p for p in psutil.Process(process.pid).children() if "engine.serve" in p.cmdline()).kill()

@@ -152,6 +152,17 @@ def wait_for_rows(run_dir: Path, count: int) -> None:
     raise AssertionError("the run did not begin")
 
 
+def listening(process: subprocess.Popen[Any]) -> set[str]:
+    """The addresses on which a process and all it started listen."""
+    family = [process.pid, *(p.pid for p in psutil.Process(process.pid).children(recursive=True))]
+    return {
+        c.laddr.ip
+        for pid in family
+        for c in psutil.Process(pid).net_connections(kind="inet")
+        if c.status == psutil.CONN_LISTEN and c.family in (socket.AF_INET, socket.AF_INET6)
+    }
+
+
 @pytest.mark.parametrize("processes", [1, 2])
 def test_ctrl_c_in_the_middle_drains_and_reports(tmp_path: Path, processes: int) -> None:
     path = tmp_path / "config.json"
@@ -164,11 +175,13 @@ def test_ctrl_c_in_the_middle_drains_and_reports(tmp_path: Path, processes: int)
     )  # fmt: skip
     try:
         wait_for_rows(tmp_path / "run", 10)
+        listens_on = listening(process)
         os.kill(process.pid, signal.SIGINT)
         out, err = process.communicate(timeout=40)
     finally:
         end(process)
     ran = Ran(process.returncode, out, err, tmp_path / "run")
+    assert listens_on == {"127.0.0.1"}  # engine, master and workers: nothing is reachable from another machine
     assert ran.code == 130 and "Traceback" not in err, err
     assert "INTERRUPTED" in (ran.run_dir / "report.html").read_text(encoding="utf-8").upper()
     first, second = ran.rows("stages.csv")
@@ -178,8 +191,9 @@ def test_ctrl_c_in_the_middle_drains_and_reports(tmp_path: Path, processes: int)
     assert kinds == {"ok", "unsent"}, kinds
     # the stage ended with the stop: what was planned for later was never due and is in no window
     assert float(first["end_s"]) == float(first["window_end_s"]) <= float(first["drained_s"])
-    late = [float(row["intended_s"]) for row in rows if row["status"] == "unsent"]
-    assert min(late) > float(first["end_s"]) - 0.5
+    unsent = [float(row["intended_s"]) for row in rows if row["status"] == "unsent"]
+    lag_s = max(float(row["sent_s"]) - float(row["intended_s"]) for row in rows if row["status"] == "ok")
+    assert min(unsent) > float(first["end_s"]) - 0.5 - lag_s  # a busy machine sends late, and stops as late
     assert "drained in -" not in err
     last_ok = max(int(r["arrival"]) for r in rows if r["status"] == "ok")
     first_unsent = min(int(r["arrival"]) for r in rows if r["status"] == "unsent")
@@ -273,27 +287,3 @@ def test_a_disk_that_fills_up_ends_in_a_named_invalid_run(tmp_path: Path) -> Non
         )  # fmt: skip
     assert done.returncode in (2, 4)
     assert "No space left on device" in done.stderr
-
-
-def test_ports_are_loopback_only(tmp_path: Path) -> None:
-    """What the demo listens on is not reachable from another machine."""
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(config_with(loadgen={"duration_sec": 20})))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "bench", "run", "-c", str(path), "--run-dir", str(tmp_path / "run"), "--processes", "2"],
-        env=clean_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=tmp_path, start_new_session=True,
-    )  # fmt: skip
-    try:
-        wait_for_rows(tmp_path / "run", 5)
-        family = [process.pid, *(p.pid for p in psutil.Process(process.pid).children(recursive=True))]
-        listening = {
-            c.laddr.ip
-            for pid in family
-            for c in psutil.Process(pid).net_connections(kind="inet")
-            if c.status == psutil.CONN_LISTEN and c.family in (socket.AF_INET, socket.AF_INET6)
-        }
-        assert listening == {"127.0.0.1"}
-        os.kill(process.pid, signal.SIGINT)
-        assert process.wait(40) == 130
-    finally:
-        end(process)
