@@ -62,6 +62,8 @@ def command(config_path: Path | None, base_url: str, model: str, endpoint: str |
         if engine_url:
             resolved = load_config(config_path, overrides={**overrides, "base_url": engine_url})
         report = run_preflight(resolved, key)
+    if report.next_step == "bench run" and config_path is not None:
+        report.next_step += f" --config {config_path}"
     click.echo(json.dumps(report.to_dict(), ensure_ascii=False) if as_json else "\n".join(_lines(report)))
     sys.exit(0 if report.ok else 3)
 

@@ -427,6 +427,9 @@ def test_command_ready(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         assert KEY not in result.output
         result = invoke("--base-url", server.url, "--model", "demo-7b", "--json", BENCH_API_KEY=KEY)
         assert result.exit_code == 0 and json.loads(result.output)["ok"] is True
+        (tmp_path / "c.json").write_text("{}", encoding="utf-8")
+        result = invoke("--config", "c.json", "--base-url", server.url, "--model", "demo-7b", BENCH_API_KEY=KEY)
+        assert result.output.rstrip().endswith("next: bench run --config c.json")
 
 
 def test_command_not_ready(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
