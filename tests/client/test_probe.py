@@ -50,12 +50,12 @@ def probe(base_url: str, *arguments: str, **env: str | None) -> tuple[int, dict[
     return result.exit_code, document, result.output
 
 
-def check_case(name: str, split: str, *, scale: float = 1.0) -> dict[str, Any]:
-    """Run one case and compare all but its times; return the document."""
+def check_case(name: str, split: str, *, scale: float = 1.0, read: str = "prompt") -> dict[str, Any]:
+    """Run one case and compare all but its times; return the document. Lazily read there are no texts."""
     expect = json.loads((CASES / f"{name}.json").read_text("utf-8"))["expect"]
     port, stop = serve.start(split=split, scale=scale)
     try:
-        code, document, _ = probe(f"http://127.0.0.1:{port}/case/{name}", "--json", BENCH_API_KEY=KEY)
+        code, document, _ = probe(f"http://127.0.0.1:{port}/case/{name}", "--json", "--read", read, BENCH_API_KEY=KEY)
     finally:
         stop()
     row, answer = document["row"], document["answer"]
@@ -64,6 +64,8 @@ def check_case(name: str, split: str, *, scale: float = 1.0) -> dict[str, Any]:
     for field, key in (("error_kind", "error_kind"), ("http_status", "http_status"), ("output_tokens", "output_tokens"),
                        ("output_tokens_source", "output_tokens_source"), ("finish_reason", "finish")):  # fmt: skip
         assert row[field] == expect[key], field
+    if read == "lazy":
+        expect |= {"text": "", "reasoning_text": "", "tool_calls": []}
     for key in ("text", "reasoning_text", "ttft_counts_at_chunk", "ttfo_counts_at_chunk", "content_chunks"):
         assert answer[key] == expect[key], key
     assert answer["tool_calls"] == expect.get("tool_calls", [])
@@ -85,6 +87,13 @@ def test_every_case_in_every_segmentation(name: str, split: str) -> None:
         first = next(event for event in events if event["what"] in ("content", "reasoning", "tool_call"))
         assert first["event"] == document["answer"]["ttft_counts_at_chunk"]
         assert first["at_s"] == pytest.approx(document["row"]["ttft_s"], abs=2e-6)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("split", ["whole", "random:1", "event"])
+def test_every_case_read_lazily(name: str, split: str) -> None:
+    document = check_case(name, split, scale=0.0, read="lazy")
+    assert [event["what"] for event in document["events"]][-1] == "end"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -142,7 +151,7 @@ def test_output_is_json_without_the_key(arguments: tuple[str, ...]) -> None:
     with fake.FakeServer(script) as server:
         code, document, output = probe(server.url, *arguments, BENCH_API_KEY=KEY)
     assert (code, document["row"]["code"], document["help"]) == (3, "CH-401", "docs/troubleshooting.md#401-unauthorized")
-    assert KEY not in output and "0815" not in output
+    assert KEY not in output and "abcdefgh" not in output
     assert (output.count("\n") == 1) == bool(arguments)
 
 
