@@ -33,8 +33,8 @@ from locustfiles.observe import Observer
 
 log = logging.getLogger("bench")
 
-# A worker speaks twice a second. Two seconds are four missed messages; Locust itself needs three to four seconds.
-LOST_S = 2.0
+# A worker speaks twice a second. So much silence is four missed messages; Locust itself needs three to four seconds.
+LOST_S = 2.3
 # When nobody is heard the silence may be our own (Locust holds its listener for up to a second when a worker joins).
 ALL_LOST_S = 3.5
 BEAT_S = 0.5

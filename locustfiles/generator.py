@@ -10,8 +10,8 @@ Does not: parse answers, judge them, or decide when a stage begins or ends.
 4. The pacing loop never waits for an answer, a connection, or the master. It writes each request itself, on a kept
    connection; what would wait (a new connection, a full socket) goes on in a greenlet (`Transport.start`).
 5. A worker sends an arrival only within `LEASE_S` of the last sign of it that its master says it has heard: the master
-   gives its arrivals to others `LOST_S` (crew.py) after that same sign, and nothing may be sent twice, however long
-   messages take either way. So LEASE_S < LOST_S.
+   gives to others, `LOST_S` (crew.py) after that same sign, what is due `TAKE_LEAD_S` later, and nothing may be sent
+   twice, however long messages take either way. So LEASE_S < LOST_S + TAKE_LEAD_S.
 6. Rows are kept on this worker's disk before they travel, and travel again until the master has them.
 """
 
@@ -73,7 +73,7 @@ AHEAD_S = 0.25
 SPIN_S, SPIN_EVERY_S = 0.001, 0.05
 SPREE_S = 0.005  # so long may arrivals that are overdue be sent without a look at anything else
 GAUGE_SAMPLES = 5  # in one message
-LEASE_S = 1.9
+LEASE_S = 2.6
 # A worker's answer counts as read in time when the loop was free again within this.
 CPU_WINDOW_S = 1.0
 
@@ -182,10 +182,9 @@ class Generator:
         """Sending is ours until `LEASE_S` after the master's clock showed `heard_s`, whenever we hear of it."""
         if not self._distributed:
             return
-        if job.bound_s is None:  # no round trip came back: there is no clock but ours, and the run is INVALID anyhow
-            lease_s = now_s() + LEASE_S
-        else:
-            lease_s = heard_s - job.offset_s - job.bound_s + LEASE_S
+        # without a round trip there is no clock but ours, and the run is INVALID anyhow
+        at_s = now_s() if job.bound_s is None else heard_s - job.offset_s - job.bound_s
+        lease_s = at_s + LEASE_S
         job.lease_s = lease_s if math.isinf(job.lease_s) else max(job.lease_s, lease_s)
 
     def on_beat(self, environment: Environment, msg: Any, **_: Any) -> None:
