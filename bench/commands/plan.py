@@ -171,6 +171,7 @@ def plan_document(
         "knee_qps": capacity.knee_qps,
         "knee_low_qps": capacity.knee_low_qps,
         "knee_kind": capacity.knee_kind,
+        "lambda_max_qps": capacity.lambda_max_qps,
         "watermark_qps": safe,
         "settings": plan.settings,
         "diff": diff,

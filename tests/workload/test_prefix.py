@@ -180,6 +180,24 @@ def test_the_hit_ratio_of_a_file_with_a_cache_without_end(path):
     assert 0.3 < ratio < 0.8
 
 
+def test_the_prefix_router_finds_more_and_keeps_the_load_even():
+    """All talks share one of two starts: the router must follow talks, not herd everybody behind a common start."""
+    from engine.settings import EngineConfig
+    from engine.simulate import simulate_stage
+
+    got = {}
+    for router in ("round_robin", "prefix"):
+        engine = {"prefix_caching": True, "num_blocks": 30_000, "max_model_len": 30_000, "replicas": 4, "router": router}
+        load = {"trace_file": str(TURNS), "trace_rate_scale": 20.0}
+        c = Config.model_validate({"loadgen": load, "engine": engine})
+        plan = build_plan(c, "replay")
+        out = simulate_stage(plan, plan.stages[0], c, EngineConfig.from_config(c)).outcomes
+        share = np.bincount(np.array(out.replica), minlength=4) / len(out.replica)
+        got[router] = (sum(out.cached_tokens), share.max())
+    assert got["prefix"][0] > 1.3 * got["round_robin"][0]
+    assert got["prefix"][1] < 0.45
+
+
 # -- plan, hash, window ------------------------------------------------------------------------------
 
 
