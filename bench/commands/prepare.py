@@ -35,12 +35,24 @@ def load(options: JobOptions, say: Console, *, base_url: str = "", quiet: bool =
         resolved = load_config(options.config, overrides=overrides)
     except ConfigError as error:
         raise JobError(str(error), EXIT_USAGE) from None
-    if options.remarks and not quiet and resolved.warnings:
-        ids = ", ".join(problem.id for problem in resolved.warnings)
-        n = len(resolved.warnings)
-        count = "1 remark" if n == 1 else f"{n} remarks"
-        say.note(f"config: {count} ({ids}); read them with: bench validate {options.config}")
+    if not quiet:
+        say_remarks(options, resolved.warnings, say)
     return resolved
+
+
+def say_remarks(options: JobOptions, warnings: list[Any], say: Console) -> None:
+    """One line on the remarks that the checks have on the config, and where to read them; those on the command line,
+    which nothing else shows, in full."""
+    if not options.remarks:
+        return
+    for problem in warnings:
+        if problem.where.startswith("command line"):
+            say.note(problem.text())
+    rest = [problem for problem in warnings if not problem.where.startswith("command line")]
+    if rest:
+        ids = ", ".join(problem.id for problem in rest)
+        count = "1 remark" if len(rest) == 1 else f"{len(rest)} remarks"
+        say.note(f"config: {count} ({ids}); read them with: bench validate {options.config}")
 
 
 def check_key(config: Any) -> None:

@@ -136,15 +136,13 @@ def _simulate(options: Any, overrides: dict[str, Any], old: Path | None, say: An
     from contextlib import ExitStack
 
     from bench.commands.decisions import DECISIONS, writer
-    from bench.commands.prepare import make_run_dir, plan_of
+    from bench.commands.prepare import make_run_dir, plan_of, say_remarks
     from bench.config import load_config
     from engine.simulate import simulate_stages
 
     resolved = load_config(options.config, overrides=overrides)
-    if not options.quiet:
-        for problem in resolved.warnings:
-            if problem.id != "CFG-012":  # nothing is sent, so no address is needed
-                say.note(f"note: {problem.text()}")
+    # Nothing is sent, so no address is needed.
+    say_remarks(options, [problem for problem in resolved.warnings if problem.id != "CFG-012"], say)
     plan, engine = plan_of(options, resolved.config), _engine(resolved.config)
     rerun = _old_run(old, plan, say) if old is not None else None
     if rerun is not None:

@@ -20,7 +20,8 @@ import pytest
 
 from bench.commands.console import Console, live_text
 from bench.commands.job_options import JobOptions
-from bench.commands.prepare import note_target
+from bench.commands.prepare import note_target, say_remarks
+from bench.config import load_config
 from tests.load.conftest import Ran, clean_environment, config_with
 
 ABORT = {"metric": "tpot", "statistic": "p50", "operator": "<=", "value": 1, "at": 60, "abort": True}
@@ -165,6 +166,20 @@ def test_rates_without_the_target_are_named_before_the_load(
     plan = SimpleNamespace(stages=[SimpleNamespace(offered_qps=float(rate)) for rate in qps.split(",")])
     note_target(options, 15.0, plan, Console(options))
     assert ("add 15 to --qps" in capsys.readouterr().err) is said
+
+
+def test_remarks_on_the_config_are_one_line_and_those_on_the_command_line_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "c.json"
+    path.write_text(json.dumps(config()), encoding="utf-8")
+    options = JobOptions(config=path)
+    warnings = load_config(path, env={}, overrides={"slo.p95_target_ms": 5.0}).warnings
+    assert {problem.id for problem in warnings} >= {"CFG-025", "CFG-026"}
+    say_remarks(options, warnings, Console(options))
+    lines = capsys.readouterr().err.splitlines()
+    assert [line for line in lines if "slo.p95_target_ms is 5, below" in line]  # CFG-026 is on what --set said
+    assert lines[-1].startswith("config: ") and "CFG-025" in lines[-1] and "CFG-026" not in lines[-1]
 
 
 def test_after_a_stop_no_attainment_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
