@@ -24,6 +24,7 @@ from analysis.csv_check import check_csv
 from analysis.diagnosis import diagnose
 from analysis.errors import error_groups
 from analysis.gates import default_gates, evaluate, locate, usable
+from analysis.hysteresis import findings, hysteresis
 from analysis.intervals import wilson
 from analysis.knee import Crossing, Level, add_note, capacity, crossing, rate_text
 from analysis.reasons import reason
@@ -35,7 +36,7 @@ from analysis.search import Probe, estimate, probe
 from analysis.server_series import server_view
 from analysis.stage import Context, StageResult, analyse_stage
 from analysis.verdict import Facts, verdict
-from bench.records.analysis import SCHEMA_VERSION, Analysis, Capacity, Reason, StageAnalysis, to_json
+from bench.records.analysis import SCHEMA_VERSION, Analysis, Capacity, Hysteresis, Reason, StageAnalysis, to_json
 from bench.records.request import LedgerProblem
 from bench.records.sentences import joined, render, said
 from bench.records.stage import RunInfo, StageRow
@@ -315,6 +316,7 @@ def _assemble(
     for result in results:
         in_window[result.rows] = True
     run = dict(raw) if raw else {"run_id": run_dir.name}
+    returned = _hysteresis(checked, results, slo.attainment_target)
     return Analysis(
         schema_version=SCHEMA_VERSION, run=run, slo=slo.as_dict(), target_qps=target, verdict=judged, gates=gates,
         stages=stages, capacity=found, errors=errors,
@@ -326,7 +328,23 @@ def _assemble(
         clients=series.clients(checked, context.gauge, raw.get("worker_info") or []),
         ledger=_ledger_summary(checked, stage_rows, problems),
         warnings=[r for r in judged.reasons if r.severity == "warn"],
-        diagnosis=diagnose(stages, slo, errors, context.server, checked), model=model,
+        diagnosis=diagnose(stages, slo, errors, context.server, checked) + findings(returned), model=model,
+        hysteresis=returned,
+    )  # fmt: skip
+
+
+def _hysteresis(checked: Checked, results: list[StageResult], target: float) -> list[Hysteresis]:
+    """Rates before and after the highest load, over the arrivals of all valid stages."""
+    valid = [r for r in results if r.public.verdict not in ("EMPTY", "INVALID") and len(r.rows)]
+    if not valid:
+        return []
+    c = checked.ledger
+    varying = [np.full(len(r.rows), "ramp" in r.public.marks) for r in valid]
+    rates = [np.where(v & np.isfinite(c["offered_qps"][r.rows]), c["offered_qps"][r.rows], r.public.offered_qps)
+             for r, v in zip(valid, varying, strict=True)]  # fmt: skip
+    return hysteresis(
+        np.concatenate([c["intended_s"][r.rows] for r in valid]), np.concatenate(rates),
+        np.concatenate([r.window_scores > 1 for r in valid]), np.concatenate(varying), target,
     )  # fmt: skip
 
 

@@ -187,6 +187,18 @@ class Capacity:
 
 
 @dataclass
+class Hysteresis:
+    """Attainment at one rate before the highest load of the run and after it."""
+
+    offered_qps: float
+    before: Interval
+    after: Interval
+    difference: Interval  # after - before
+    verdict: str  # "recovers" | "degraded" | "undecided" | "no_overload"
+    recovery_s: float | None = None  # from the end of the peak to the last miss, where the rate was held constant
+
+
+@dataclass
 class Gate:
     """One check of the verdict table = one JUnit test case."""
 
@@ -277,6 +289,8 @@ class Analysis:
     warnings: list[Reason] = field(default_factory=list)
     # likely causes with their evidence and the next experiment; they change no verdict
     diagnosis: list[Reason] = field(default_factory=list)
+    # rates that were sent before and after the highest load: does the service come back?
+    hysteresis: list[Hysteresis] = field(default_factory=list)
 
 
 def to_json(analysis: Analysis) -> str:

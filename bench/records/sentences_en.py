@@ -298,6 +298,11 @@ ENGLISH: dict[str, str] = {
     "keep-alive does not work",
     "DIA-KV": "KV memory binds at {offered_qps:g} requests/s: above 95 % in {share:.0%} of the samples, "
     "{waiting:.1f} waiting on average, {preemptions:.0f} preemptions",
+    "DIA-HYSTERESIS.degraded": "the service had not come back after the overload: {rates}",
+    "DIA-HYSTERESIS.recovers": "the service comes back after the overload: {rates}",
+    "hysteresis.rate": "at {offered_qps:.3g} requests/s attainment was {before:.2%} before and {after:.2%} after it "
+    "(95 % interval of the difference {low_points:+.1f} to {high_points:+.1f} points){recovery}",
+    "hysteresis.recovery": ", the last miss {seconds:.0f} s after the peak",
     "DIA-OUTSIDE": "{outside_ms:.0f} ms of each request at {offered_qps:g} requests/s pass outside the engine "
     "({ratio:.0%} of its residence): HTTP queue, tokenizer, proxy or network",
     # ------------------------------------------------------------ next steps
@@ -363,6 +368,9 @@ ENGLISH: dict[str, str] = {
     "connections",
     "next.kv": "lower kv_reserve_ratio or max_model_len, or halve the output lengths at the same seed: the knee "
     "should move",
+    "next.hysteresis_degraded": "look for what the overload left behind: a full queue or KV memory, retries, a cache "
+    "that was emptied; shed load earlier (admission) and run the same shape again",
+    "next.hysteresis_recovers": "nothing to mend here; a longer peak asks more",
     "next.outside": "compare with a request from the service's own machine; look at the scheduler's step overhead at "
     "this batch size",
 }
