@@ -96,8 +96,8 @@ class Crew:
 
     @property
     def deserted(self) -> bool:
-        """Workers were lost and none is left: Locust ends its test then by itself."""
-        return self.distributed and any(s.lost for s in self._stripes.values()) and not self._clients()
+        """No worker is left: Locust ends its test then by itself."""
+        return self.distributed and not self._clients()
 
     @property
     def distributed(self) -> bool:

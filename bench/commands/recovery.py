@@ -70,7 +70,9 @@ class Recovered:
 def recover(paths: list[Path], output: Path) -> Recovered:
     """The run of a lost master at `output`. Raises RecoveryError, OSError when unwritable."""
     _refuse_full(output, "-o")
-    sources = read_sources(paths)
+    sources, left_out = read_sources(paths)
+    if not sources:
+        raise RecoveryError("; ".join(left_out))
     if len(sources) != 1:
         ids = ", ".join(source.run_id for source in sources)
         raise RecoveryError(
@@ -80,18 +82,23 @@ def recover(paths: list[Path], output: Path) -> Recovered:
     (source,) = sources
     info = source.info
     info.problems.append(f"put together by `bench recover` from {len(source.shards)} shards: the master was lost")
-    return _write(sources, source.plan(), info, output, source.part)
+    result = _write(sources, source.plan(), info, output, source.part)
+    result.notes += left_out
+    return result
 
 
 def merge(paths: list[Path], into: Path) -> Recovered:
     """The parts of one plan as one run at `into`. Raises RecoveryError, OSError when unwritable."""
     _refuse_full(into, "--into")
-    sources = read_sources(paths)
+    sources, left_out = read_sources(paths)
+    if not sources:
+        raise RecoveryError("; ".join(left_out))
     plan = _fit(sources)
     for source in sources:
         source.moved = True
     result = _write(sources, plan, _merged_info(sources), into, WHOLE)
     result.parts = [f"part {source.part}: {source.place}" for source in sources]
+    result.notes += left_out
     return result
 
 

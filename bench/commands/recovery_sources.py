@@ -181,17 +181,25 @@ class Source:
         return out
 
 
-def read_sources(paths: list[Path]) -> list[Source]:
-    """One source for each run that the paths hold something of, in the order of their parts. Raises RecoveryError."""
+def read_sources(paths: list[Path]) -> tuple[list[Source], list[str]]:
+    """(one source for each run that the paths hold something of, in the order of their parts; what was left out).
+
+    A shard of a folder that does not begin like one is left out: its worker's disk was full. Raises RecoveryError,
+    ValueError for such a shard that was given by its name.
+    """
     shards: dict[str, list[Shard]] = {}
     folders: dict[str, Path] = {}
+    left_out: list[str] = []
     for path in paths:
         if path.is_file():
             _keep(shards, read_shard(path))
             continue
         found = sorted(path.rglob("*.shard"))
         for each in found:
-            _keep(shards, read_shard(each))
+            try:
+                _keep(shards, read_shard(each))
+            except ValueError:
+                left_out.append(f"{each}: {each.stat().st_size} bytes without a whole head; left out (a full disk?)")
         if (path / RUN).exists():
             run_id = read_run(path / RUN).run_id
             if run_id in folders and folders[run_id].resolve() != path.resolve():
@@ -201,7 +209,7 @@ def read_sources(paths: list[Path]) -> list[Source]:
             raise RecoveryError(f"{path}: holds neither run.json nor .shard files")
     ids = sorted({*shards, *folders})
     sources = [Source(run_id, shards.get(run_id, []), folders.get(run_id)) for run_id in ids]
-    return sorted(sources, key=lambda source: source.part.index)
+    return sorted(sources, key=lambda source: source.part.index), left_out
 
 
 def _keep(shards: dict[str, list[Shard]], shard: Shard) -> None:
