@@ -7,8 +7,8 @@ Does not: keep state of the stream (AnswerReader does), parse JSON, guess.
 1. Chunk framing is followed exactly: only whole chunks that end with an event are counted.
 2. What is counted: the needle, such as `"content":"` in this service's own spelling, without a closing quote at once.
    Inside a JSON string every quote has a backslash before it, so generated text cannot contain the needle.
-3. A number is taken only when there is exactly one hit for every event and no error, empty output or finish reason is
-   hidden among them; otherwise nothing is counted, and the reader parses.
+3. A number is taken only when there is exactly one hit for every event and no error, empty output, finish reason or
+   second choice is hidden among them; otherwise nothing is counted, and the reader parses.
 4. Quicker still, and exact without exception, are events that equal an event which was parsed, byte by byte, but for
    the text inside the quotes of their output (`alike`): they mean the same, so not even the last of them is parsed.
 """
@@ -42,13 +42,14 @@ MISSES_MAX = 4
 class HeapCounter:
     """What the output events of one stream look like."""
 
-    __slots__ = ("needle", "kind", "before", "_after", "_empty", "_end", "_finish", "_misses")
+    __slots__ = ("needle", "kind", "before", "_after", "_empty", "_end", "_finish", "_second", "_misses")
 
     def __init__(self) -> None:
         self.needle: bytes | None = None
         self.kind = CONTENT
         self._empty = b""
         self._finish = b""
+        self._second = b""
         self.before = b""  # what an event line has before its text; empty = no template
         self._after = self._end = b""
         self._misses = 0
@@ -71,6 +72,7 @@ class HeapCounter:
             self.needle, self.kind = found[0]
             self._empty = self.needle + b'"'
             self._finish = b'"finish_reason": "' if self.needle.endswith(b' "') else b'"finish_reason":"'
+            self._second = b'"index": 1' if self.needle.endswith(b' "') else b'"index":1'
             self.adopt(event if event.startswith(b"data:") else b"data: " + event)
 
     def meet(self, line: bytes) -> None:
@@ -202,12 +204,13 @@ class HeapCounter:
             return NOTHING
         events = data.count(needle, 0, stop)
         # Line feeds: two of framing for each chunk, two for each event of one line. Any other line breaks the equation.
-        if data.count(b"\n", 0, stop) != 2 * (alike + events):
+        # Carriage returns: those of framing alone, else they end lines too.
+        if data.count(b"\n", 0, stop) != 2 * (alike + events) or data.count(b"\r", 0, stop) != 2 * alike:
             return NOTHING
         last = data.rfind(b"\n", 0, stop - 4) + 1
         if not data.startswith(b"data:", last) or data.find(needle, last, stop) < 0:
             return NOTHING
         hidden = data.find(empty, 0, stop) >= 0 or data.find(b'"error"', 0, stop) >= 0
-        if hidden or data.find(self._finish, 0, last) >= 0:
+        if hidden or data.find(self._finish, 0, last) >= 0 or data.find(self._second, 0, stop) >= 0:
             return NOTHING
         return events, data[last + 5 : stop - 4], stop
