@@ -54,12 +54,12 @@ class Core:
         self.group: DecodeGroup | None = None
         self._orders = 0
         self._plan: StepPlan | None = None
-        self._plan_end = 0.0
+        self.plan_end_s = 0.0
         self._aborting: list[Request] = []
         self._next_config: EngineConfig | None = None
         self._grouped = grouped
         self.set_rules(config)
-        self._style = styles.make_style(self)
+        self.style = styles.make_style(self)
 
     def set_rules(self, config: EngineConfig) -> None:
         """An empty queue, a door and the flags of a config; what is inside is moved by engine/handover.py."""
@@ -68,12 +68,12 @@ class Core:
         self.door = Door(config)
         self.cap = config.active_cap
         self.limited = config.admission is not None or bool(self.door.buckets)  # decisions depend on the moment
-        self._fifo = config.policy == "fcfs"
+        self.fifo = config.policy == "fcfs"
         self._charges = config.policy == "fair"
         self.mlfq = self.policy if isinstance(self.policy, MlfqPolicy) else None
         self.preemptive = self.policy.preemptive
         self.revokes = config.revokes
-        self._sheds = isinstance(self.policy, SlackPolicy) and config.hopeless == "shed"
+        self.sheds = isinstance(self.policy, SlackPolicy) and config.hopeless == "shed"
         self._watermark = int(config.watermark * config.usable_blocks)
         simple = config.style != "sglang" and config.policy not in ("mlfq", "fair")
         self.group = DecodeGroup(config.block_size) if (
@@ -187,7 +187,7 @@ class Core:
         budget = config.max_num_batched_tokens
         full_s = self.times.base_s(budget, running, 0)
         service_s = self.service_s or self.door.mean_output * self.times.base_s(self.cap, self.cap, 0)
-        residual_s = max(0.0, self._plan_end - now_s) if self._plan is not None else 0.0
+        residual_s = max(0.0, self.plan_end_s - now_s) if self._plan is not None else 0.0
         tps = max(1, budget - running) / full_s if full_s > 0 else math.inf
         return Load(running, len(self.policy) + len(self.swapped), self.cap, self.backlog, self.door.committed,
                     self.pool.total, tps, residual_s, service_s)
@@ -206,8 +206,8 @@ class Core:
             if self.mlfq is not None:
                 preempting.give_way(self, plan, now_s)
             before = plan.taken_out
-            self._style.fill(plan, now_s)
-            if self._sheds:
+            self.style.fill(plan, now_s)
+            if self.sheds:
                 self._drop(now_s)
             if plan.decode or plan.prefill or plan.taken_out == before:
                 break
@@ -221,7 +221,7 @@ class Core:
             plan.tokens += count
             plan.kv_tokens += request.computed
         self._plan = plan
-        self._plan_end = now_s + self.duration(plan)
+        self.plan_end_s = now_s + self.duration(plan)
         return plan
 
     def duration(self, plan: StepPlan) -> float:
@@ -310,7 +310,7 @@ class Core:
                 self.group.drop_ended()  # type: ignore[union-attr]
         if plan.victims:
             preempting.revoke_after(self, plan, now_s)
-        self._style.after(plan, result)
+        self.style.after(plan, result)
         return result
 
     def _emit_prefilled(self, request: Request, result: StepResult, now_s: float) -> None:
@@ -356,51 +356,6 @@ class Core:
         self.door.finished(request)
         self._leave(request, FINISHED, now_s)
         self.counters.finished += 1
-
-    # -- stretches of pure decode ------------------------------------------------------------------------------
-
-    def stretch(self, plan: StepPlan, now_s: float, next_arrival_s: float, next_event_s: float) -> float:
-        """Extend a planned step to all that follow until something can change; the end of the last, in seconds.
-
-        Exact: the same finish times, blocks and noise as step by step. The stretch ends before the step in which
-        `next_event_s` (an abort) lies, and with the step of `next_arrival_s` where an arrival could change a decision.
-        """
-        end = now_s + self.duration(plan)
-        steps = self._style.jump(plan, now_s)
-        if steps <= 1:
-            return end
-        horizon = next_event_s
-        blocked = plan.stop == "blocked" and self._fifo
-        full = plan.stop == "full" and self.mlfq is None
-        if not (full or blocked) or self.limited:
-            horizon = min(horizon, next_arrival_s)
-        if self._sheds or plan.stop == "blocked" or self.mlfq is not None:
-            horizon = min(horizon, self.policy.stable_until(now_s))
-        if self.swapped:
-            horizon = min(horizon, self.wake_s(now_s))
-        steps = min(steps, self.times.longest())
-        n = len(plan.decode)
-        base = self.times.base_s(plan.tokens, n, plan.kv_tokens)
-        growth = self.times.kv_s * n
-        if horizon < math.inf:
-            steps = self.times.steps_until(horizon - now_s, steps, base, growth)
-            if horizon == next_event_s or self.limited:
-                steps -= 1  # an abort or the door must see the state of then: that step is done by itself
-        if steps <= 1:
-            return end
-        size, pool = self.config.block_size, self.pool
-        if plan.grouped:
-            group = self.group
-            pool.take_unnamed(group.blocks(steps) - group.blocks(1))  # type: ignore[union-attr]
-        else:
-            for request in plan.decode:
-                short = request.computed + steps - request.room
-                if short > 0:
-                    pool.take(request, (short + size - 1) // size)
-        plan.steps = steps
-        plan.duration_s = self.times.stretch_s(steps, base, growth)
-        self._plan_end = now_s + plan.duration_s
-        return self._plan_end
 
     def snapshot(self) -> Snapshot:
         """State of now, for routers, /metrics and /debug/state."""

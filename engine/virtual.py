@@ -23,6 +23,7 @@ from engine.request import ABORTED, Request
 from engine.router import Router
 from engine.scheduler import Core, Counters, Reject, StepPlan, StepResult
 from engine.settings import EngineConfig
+from engine.skipping import stretch
 
 NEVER, OK, REFUSED, FIRST_TIMEOUT, TOTAL_TIMEOUT, CUT = range(6)  # values of Outcomes.kind
 STAGE_STREAM = 0x53544147
@@ -136,7 +137,7 @@ class Lane:
                     continue
                 self._plan = plan
                 if self.jump:
-                    self._end_s = core.stretch(plan, now, arrival_s, min(self._next_timeout(), self.patience.cut_s))
+                    self._end_s = stretch(core, plan, now, arrival_s, min(self._next_timeout(), self.patience.cut_s))
                 else:
                     self._end_s = now + core.duration(plan)
             end = self._end_s

@@ -289,7 +289,7 @@ def test_06_nothing_that_fits_waits(case):
         if plan is None:
             assert not core.by_id, "requests are inside and nothing is computed"
             return
-        head = core.policy.peek(core._plan_end - core.duration(plan))
+        head = core.policy.peek(core.plan_end_s - core.duration(plan))
         if head is None or plan.preempted or config.policy == "mlfq":
             return
         r = core.by_id[head.request_id]
