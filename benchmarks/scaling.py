@@ -2,7 +2,8 @@
 
     python -m benchmarks.scaling                   # about two minutes; the last line is one JSON object
     python -m benchmarks.scaling --quick           # about 40 s
-    python -m benchmarks.scaling --master 500      # where one master ends: 500 workers that only talk to it
+    python -m benchmarks.scaling --master 500      # one master and 500 simulated workers that talk to it as real ones
+    python -m benchmarks.scaling --master-ramp     # 100, 200, 400, ... of them, until it does not keep up
 
 Input: none. Output: a table on standard error, one line of JSON on standard output.
 Does not: need a service; `benchmarks.null_server` answers with streams of a known length.
@@ -205,13 +206,17 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--workers", type=int, default=2, help="worker processes of the efficiency run")
     parser.add_argument("--quick", action="store_true", help="stages of 5 s")
     parser.add_argument("--master", type=int, default=0, help="only the master: so many simulated workers")
+    parser.add_argument("--master-ramp", action="store_true", help="more and more of them, to the master's end")
     args = parser.parse_args(argv)
     if args.quick:
         args.seconds = 5.0
-    if args.master:
-        from benchmarks.scaling_master import measure_master
+    if args.master or args.master_ramp:
+        from benchmarks.scaling_master import measure_master, ramp_master
 
-        said = measure_master(args.master, HEARTBEAT_ROWS, args.seconds)
+        if args.master_ramp:
+            said = ramp_master(args.seconds)
+        else:
+            said = measure_master(args.master, HEARTBEAT_ROWS, args.seconds)
     else:
         said = measure(args)
     print(json.dumps(said))

@@ -8,11 +8,17 @@ Does not: send load. A simulated worker sends what a real one would: heartbeats,
 """
 from __future__ import annotations
 
+import json
 import multiprocessing
+import os
+import subprocess
+import sys
 import time
 from typing import Any
 
 LATE_S = 2.0
+FULL = 0.85  # of a core: above it a Python process answers late, by the same limit as for a worker
+RAMP = (100, 200, 400, 600, 800, 1200, 1600)
 GROUP = 8  # workers whose rows are made; the others send the same under another stage
 
 
@@ -33,10 +39,41 @@ def measure_master(workers: int, rows_per_s: float, seconds: float) -> dict[str,
     rows = max(1, said["rows"])
     return {
         "simulated_workers": workers, "rows_per_s_per_worker": rows_per_s, "seconds": seconds,
-        "master_cpu_ratio": round(said["cpu_s"] / said["wall_s"], 3), "rows_sent": sent, "rows_written": said["rows"],
+        # cores that the load needs: CPU of the master for all of it, over the time in which it came
+        "master_cpu_ratio": round(said["cpu_s"] / seconds, 3), "rows_sent": sent, "rows_written": said["rows"],
         "master_us_per_request": round(said["ledger_us"] / rows, 3),
         "master_cpu_us_per_request": round(1e6 * said["cpu_s"] / rows, 3), "ack_late_max_s": round(late_s, 3),
         "keeps_up": bool(said["rows"] >= 0.99 * sent and late_s < LATE_S),
+    }  # fmt: skip
+
+
+def ramp_master(seconds: float) -> dict[str, Any]:
+    """More and more workers until the master does not keep up; where it ends by CPU.
+
+    CPU grows in line with the workers: `ends_at_workers` is where that line reaches `FULL` of a core. What else runs on
+    this machine takes turns from the master but hardly adds to its CPU, so that figure holds on a busy machine too;
+    lateness does not.
+    """
+    steps: list[dict[str, Any]] = []
+    for workers in RAMP:
+        # a process for each: the first import of Locust changes how the one it is in reads its pipes
+        command = [sys.executable, "-m", "benchmarks.scaling", "--master", str(workers), "--seconds", f"{seconds:g}"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120 + 10 * seconds)
+        last = json.loads(done.stdout.splitlines()[-1]) | {"load_average": os.getloadavg()[0]}
+        steps.append(last)
+        print(
+            f"{workers:5} workers  {last['rows_sent'] / seconds:9.0f} rows/s  {last['master_cpu_ratio']:5.2f} core  "
+            f"{last['master_cpu_us_per_request']:6.2f} us/row  acknowledged within {last['ack_late_max_s']:6.2f} s  "
+            f"load average {last['load_average']:.1f}", file=sys.stderr, flush=True,
+        )  # fmt: skip
+        if last["master_cpu_ratio"] > 1.2:  # more than the core that there is
+            break
+    kept = [s for s in steps if s["rows_written"] >= 0.99 * s["rows_sent"]] or steps[:1]
+    squares = sum(s["simulated_workers"] ** 2 for s in kept)
+    per_worker = sum(s["master_cpu_ratio"] * s["simulated_workers"] for s in kept) / squares  # least squares through 0
+    return {
+        "steps": steps, "cpu_ratio_per_worker": round(per_worker, 6), "ends_at_workers": int(FULL / per_worker),
+        "ends_at_rows_per_s": int(FULL / per_worker * steps[0]["rows_per_s_per_worker"]),
     }  # fmt: skip
 
 
