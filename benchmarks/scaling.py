@@ -214,7 +214,7 @@ def main(argv: list[str] | None = None) -> int:
         from benchmarks.scaling_master import measure_master, ramp_master
 
         if args.master_ramp:
-            said = ramp_master(args.seconds)
+            said = ramp_master(HEARTBEAT_ROWS, args.seconds)
         else:
             said = measure_master(args.master, HEARTBEAT_ROWS, args.seconds)
     else:

@@ -47,10 +47,10 @@ def measure_master(workers: int, rows_per_s: float, seconds: float) -> dict[str,
     }  # fmt: skip
 
 
-def ramp_master(seconds: float) -> dict[str, Any]:
+def ramp_master(rows_per_s: float, seconds: float) -> dict[str, Any]:
     """More and more workers until the master does not keep up; where it ends by CPU.
 
-    CPU grows in line with the workers: `ends_at_workers` is where that line reaches `FULL` of a core. What else runs on
+    CPU grows in line with the rows: `ends_at_rows_per_s` is where that line reaches `FULL` of a core. What else runs on
     this machine takes turns from the master but hardly adds to its CPU, so that figure holds on a busy machine too;
     lateness does not.
     """
@@ -69,11 +69,13 @@ def ramp_master(seconds: float) -> dict[str, Any]:
         if last["master_cpu_ratio"] > 1.2:  # more than the core that there is
             break
     kept = [s for s in steps if s["rows_written"] >= 0.99 * s["rows_sent"]] or steps[:1]
-    squares = sum(s["simulated_workers"] ** 2 for s in kept)
-    per_worker = sum(s["master_cpu_ratio"] * s["simulated_workers"] for s in kept) / squares  # least squares through 0
+    # least squares through 0 of CPU seconds over rows
+    per_row_s = sum(1e-6 * s["master_cpu_us_per_request"] * s["rows_written"] ** 2 for s in kept)
+    per_row_s /= sum(s["rows_written"] ** 2 for s in kept)
+    ends_at = FULL / per_row_s
     return {
-        "steps": steps, "cpu_ratio_per_worker": round(per_worker, 6), "ends_at_workers": int(FULL / per_worker),
-        "ends_at_rows_per_s": int(FULL / per_worker * steps[0]["rows_per_s_per_worker"]),
+        "steps": steps, "master_cpu_us_per_request": round(1e6 * per_row_s, 3), "ends_at_rows_per_s": int(ends_at),
+        "ends_at_workers": int(ends_at / rows_per_s),
     }  # fmt: skip
 
 
