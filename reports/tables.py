@@ -354,20 +354,18 @@ def checks(ctx: Context) -> list[tuple[str, str]]:
     out = []
     for source, prefix in ((ctx.analysis.ledger, "ledger"), (ctx.analysis.csv_check, "csv")):
         for key, value in source.items():
-            if isinstance(value, dict) or (key == "note" and t.lang != "en"):  # `present` says the same
+            if isinstance(value, dict):
                 continue
             if isinstance(value, list):
                 if not value:
                     continue
                 text = "; ".join(_problem(ctx, v) for v in value[:5])
-                if key == "mismatches" and t.lang != "en":
-                    text = t("csv_mismatches", n=len(value))
             elif isinstance(value, bool):
                 text = t("yes") if value else t("no")
             elif number(value) is not None:
                 text = by_suffix(ctx, key, value)
             else:
-                text = t("not_measured") if value is None else str(value)
+                text = t("not_measured") if value is None else t.remark(str(value))
             out.append((f"{t('check_' + prefix)}: {t.known('key_' + key, key)}", text))
     residuals = [abs(v) for s in ctx.stages if (v := finite(s.little.identity_residual)) is not None]
     if residuals:
@@ -378,7 +376,7 @@ def checks(ctx: Context) -> list[tuple[str, str]]:
 def _problem(ctx: Context, problem: Any) -> str:
     """A problem of the ledger in this language; other remarks as they are."""
     if not isinstance(problem, dict):
-        return str(problem)
+        return ctx.words.remark(str(problem))
     message = str(problem.get("message") or problem)
     if ctx.words.lang == "en" or not problem.get("problem_id"):
         return message

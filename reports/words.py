@@ -11,6 +11,7 @@ Does not: guess a language. A sentence of a newer analysis whose code is not kno
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -30,6 +31,21 @@ def catalogue(lang: str) -> dict[str, str]:
     return json.loads((LOCALES / f"{lang}.json").read_text(encoding="utf-8"))
 
 
+# Remarks of the CSV check, which are plain texts in analysis.json, as patterns with their Chinese text.
+REMARKS = {
+    "zh-CN": (
+        (r"(.+): no (\S+) row in the CSV, the ledger has (\d+)", r"\1：CSV 中没有 \2 行，账本有 \3 个"),
+        (r"(.+): the CSV has (\d+) (\S+) rows of a stage the ledger lacks", r"\1：CSV 有账本中没有的阶段的 \2 个 \3"),
+        (r"(.+): the CSV counts (\d+) requests, the ledger (\d+)", r"\1：CSV 计 \2 个请求，账本 \3 个"),
+        (r"(.+): the CSV counts (\d+) failures, the ledger (\d+)", r"\1：CSV 计 \2 个失败，账本 \3 个"),
+        (r"(.+): the CSV's average is (\S+) ms, the ledger's (\S+) ms", r"\1：CSV 的均值为 \2 ms，账本为 \3 ms"),
+        (r"(.+): the CSV's (\S+) is (\S+) ms, the ledger's (\S+) ms", r"\1：CSV 的 \2 为 \3 ms，账本为 \4 ms"),
+        (r"(\S+) is not a Locust stats table.*", r"\1 不是 Locust 的统计表"),
+        (r"(\S+) cannot be read \((\w+)\)", r"\1 无法读取（\2）"),
+        (r"(\S+): unreadable row (.*)", r"\1：无法读取的行 \2"),
+        (r"there is no locust_stats.csv in the folder", r"文件夹中没有 locust_stats.csv"),
+    )
+}
 LISTED = 4  # items of a list inside a sentence; a sweep of 40 rates would fill the page
 
 
@@ -65,6 +81,14 @@ class Words:
         except (KeyError, ValueError, TypeError, IndexError, AttributeError):  # of a newer analysis, or edited by hand
             return text
 
+    def remark(self, text: str) -> str:
+        """A remark of the CSV check in this language; as it is where it is not known."""
+        for pattern, words in REMARKS.get(self.lang, ()):
+            found = re.fullmatch(pattern, text)
+            if found:
+                return found.expand(words)
+        return text
+
     def _plain(self, value: Any, name: str = "") -> Any:
         """Parameters with long lists cut and names of this language in place of ids."""
         if isinstance(value, Mapping):
@@ -78,6 +102,8 @@ class Words:
             if self.lang != "en" and "problem_id" in found:
                 found["message"] = self.known(f"problem_{found['problem_id']}", str(found.get("message", "")))
             return found
+        if name == "listed" and isinstance(value, str):
+            return self.remark(value)
         if self.lang != "en" and name == "metric" and isinstance(value, str):
             return self.known(f"metric_{value.removesuffix('_s').removesuffix('_qps')}", value)
         return value
