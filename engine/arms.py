@@ -60,6 +60,8 @@ def traffic_of(plan: Plan, schedule: Schedule, config: Any, names: Sequence[str]
         outputs = np.array([sample_tokens(key(i), load.output_len_mu, load.output_len_sigma, m)
                             for i, m in enumerate(limits.tolist())])
     tenant = schedule.tenant[:n]
+    if n and int(tenant.max()) >= len(names):  # rows of a trace that name nobody, beside declared tenants
+        names = (*names, "")
     if len(names) > 1 and not config.tenants:
         tenant = np.random.default_rng([0x54454E, seed]).integers(0, len(names), n)
     return Traffic(schedule.intended_s[:n], schedule.input_tokens[:n], outputs, limits, tenant, tuple(names))
