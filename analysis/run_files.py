@@ -22,15 +22,24 @@ from bench.records.stage import RunInfo, StageRow
 MAX_STAGE_VALUE = 366 * 86_400.0  # no time, rate or count of a stage is above; a window is looked at second by second
 
 
+class _NotJson(ValueError):
+    """A value that Python's reader takes and JSON does not know."""
+
+
+def _no_constant(name: str) -> None:
+    raise _NotJson(f"it holds {name}, which is no JSON")
+
+
 def read_run_info(run_dir: Path) -> tuple[RunInfo | None, dict[str, Any], list[LedgerProblem]]:
     """`run.json` as a record and as it is. A missing or damaged file is LED-019, not an exception."""
     path = run_dir / "run.json"
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_constant)
         if not isinstance(raw, dict):
             raise ValueError("not a JSON object")
     except (OSError, ValueError) as exc:
-        text = f"run.json cannot be read ({type(exc).__name__}); the SLO comes from the command line or the defaults"
+        why = str(exc) if isinstance(exc, _NotJson) else type(exc).__name__
+        text = f"run.json cannot be read ({why}); the SLO comes from the command line or the defaults"
         return None, {}, [LedgerProblem("LED-019", text)]
     version = raw.get("schema_version")
     if version != 1:

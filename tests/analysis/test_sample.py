@@ -134,3 +134,14 @@ def test_a_long_series_keeps_its_peaks_and_its_sum() -> None:
     assert len(found["t_s"]) == MAX_POINTS and max(v or 0 for v in found["waiting"]) == 77.0
     assert sum(v or 0 for v in found["preemptions"]) == total[-1] - total[0]
     assert set(found["kv_usage"]) == {None}
+
+
+@pytest.mark.parametrize("word", ["NaN", "Infinity", "-Infinity"])
+def test_a_run_json_that_holds_no_json_number_is_named(tmp_path: Path, word: str) -> None:
+    folder = write_run(tmp_path / "run", [StageSpec(qps=5, duration_s=20, warmup_s=2)], target_qps=5)
+    path = folder / "run.json"
+    path.write_text(path.read_text().replace('"seed": 1', f'"seed": {word}'))
+    problems = analyse_run(folder, models=False).ledger["problems"]
+    assert [p["message"] for p in problems if p["problem_id"] == "LED-019"] == [
+        f"run.json cannot be read (it holds {word}, which is no JSON); the SLO comes from the command line or the defaults"
+    ]
