@@ -142,8 +142,9 @@ class Conductor(StageRun):
         assert self.collector is not None
         if self._part == WHOLE:
             return
+        load = f"{self._run_id}-{secrets.token_hex(3)}"  # a run folder's name may come again, a load does not
         self._meeting = open_meeting(
-            self._part, settings["meet"], plan_hash=plan_hash(plan), load=self._run_id, t0_s=self._t0_s,
+            self._part, settings["meet"], plan_hash=plan_hash(plan), load=load, t0_s=self._t0_s,
             stopped=self._stop.is_set,
         )  # fmt: skip
         self.collector.info.part = self._meeting.document()

@@ -92,7 +92,7 @@ class Meeting:
     part: Part
     address: tuple[str, int]
     plan_hash: str
-    load: str  # the first part's run id, which all parts of the load share
+    load: str  # the first part's name for it, which all parts share
     t0_s: float
     stopped: Callable[[], bool] = lambda: False
     lead_t0_s: float = 0.0

@@ -187,8 +187,9 @@ def read_sources(paths: list[Path]) -> tuple[list[Source], list[str]]:
     A shard of a folder that does not begin like one is left out: its worker's disk was full. Raises RecoveryError,
     ValueError for such a shard that was given by its name.
     """
-    shards: dict[str, list[Shard]] = {}
-    folders: dict[str, Path] = {}
+    # by run and part: on two machines the parts' folders may have one name, which is the run's id
+    shards: dict[tuple[str, Part], list[Shard]] = {}
+    folders: dict[tuple[str, Part], Path] = {}
     left_out: list[str] = []
     for path in paths:
         if path.is_file():
@@ -201,19 +202,20 @@ def read_sources(paths: list[Path]) -> tuple[list[Source], list[str]]:
             except ValueError:
                 left_out.append(f"{each}: {each.stat().st_size} bytes without a whole head; left out (a full disk?)")
         if (path / RUN).exists():
-            run_id = read_run(path / RUN).run_id
-            if run_id in folders and folders[run_id].resolve() != path.resolve():
-                raise RecoveryError(f"{path} and {folders[run_id]} are both folders of run {run_id}; give one")
-            folders[run_id] = path
+            info = read_run(path / RUN)
+            key = (info.run_id, part_of(info.part))
+            if key in folders and folders[key].resolve() != path.resolve():
+                raise RecoveryError(f"{path} and {folders[key]} are both folders of run {info.run_id}; give one")
+            folders[key] = path
         elif not found:
             raise RecoveryError(f"{path}: holds neither run.json nor .shard files")
-    ids = sorted({*shards, *folders})
-    sources = [Source(run_id, shards.get(run_id, []), folders.get(run_id)) for run_id in ids]
-    return sorted(sources, key=lambda source: source.part.index), left_out
+    keys = sorted({*shards, *folders}, key=lambda key: (key[1].index, key[0]))
+    return [Source(key[0], shards.get(key, []), folders.get(key)) for key in keys], left_out
 
 
-def _keep(shards: dict[str, list[Shard]], shard: Shard) -> None:
-    mine = shards.setdefault(shard.head["run"].get("run_id", ""), [])
+def _keep(shards: dict[tuple[str, Part], list[Shard]], shard: Shard) -> None:
+    run = shard.head["run"]
+    mine = shards.setdefault((run.get("run_id", ""), part_of(run.get("part") or {})), [])
     if all(other.path.resolve() != shard.path.resolve() for other in mine):  # given twice, by file and by folder
         mine.append(shard)
 

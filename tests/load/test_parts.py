@@ -95,7 +95,7 @@ def test_two_masters_send_the_arrivals_of_one(masters: Masters, run_locust: Any,
     assert [r.code for r in ran] == [0, 0], masters.logs()
     for number, part in enumerate(ran):  # each has every second arrival, and says which
         assert {int(r["arrival"]) % 2 for r in part.rows()} == {number}
-        assert part.run()["part"]["part"] == number + 1 and part.run()["part"]["load"] == ran[0].run()["run_id"]
+        assert part.run()["part"]["part"] == number + 1 and part.run()["part"]["load"] == ran[0].run()["part"]["load"]
     into = tmp_path / "merged"
     done = bench("recover", str(ran[0].run_dir), str(ran[1].run_dir), "--into", str(into))
     assert done.returncode == 0, done.stderr
@@ -192,7 +192,9 @@ def test_what_does_not_fit_is_not_merged(tmp_path: Path) -> None:
         (part_folder(tmp_path / "d", 2, 2, run_id="d", schedule_hash="f" * 64), "two plans"),
         (part_folder(tmp_path / "e", 2, 2, run_id="e", load="other"), "one load"),
         (part_folder(tmp_path / "f", 0, 0, run_id="f"), "whole run"),
+        (part_folder(tmp_path / "g", 1, 2), "both folders of run a"),
         (base, "nobody has the plan"),
+        (part_folder(tmp_path / "h", 2, 2), "nobody has the plan"),  # the same run id on another machine: it is another part
     ]
     for other, why in cases:
         done = bench("recover", str(base), str(other), "--into", str(tmp_path / "into"))
