@@ -231,6 +231,20 @@ def test_an_engine_starts_where_its_rollout_stands(tmp_path, config):
     assert done.returncode == 2 and "num_blocks cannot change while the engine runs" in done.stderr
 
 
+def test_tenants_of_the_config_are_named_to_the_engine(tmp_path, config):
+    """Ten tenants of equal share: half of the load is five of them, in the order of their hash (control/rollout.py)."""
+    from bench.commands.rollout_live import LiveLab
+    from control.rollout import enter, gray_tenants
+
+    names = [f"t{i}" for i in range(10)]
+    config.write_text(json.dumps({**CONFIG, "tenants": [{"name": n, "share": 0.1} for n in names]}))
+    loaded = read_plan(plan(tmp_path, GOOD, gates=[{"metric": "ttft_p95", "limit_ms": 700, "detect": 0.6}]))
+    lab = LiveLab(loaded, None, 1.0)
+    told = lab.table(enter(loaded.rollout, loaded.rollout.stage("gray"), lab.gray)["active"])
+    assert told["new_policy_tenants"] == gray_tenants(dict.fromkeys(names, 0.1), 0.5, "live")
+    assert len(told["new_policy_tenants"]) == 5 and told["ttft_horizon_s"] == 0.7 and told["new_policy"] == GOOD
+
+
 # -- refusals ----------------------------------------------------------------------------------------------------------
 
 
