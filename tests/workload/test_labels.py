@@ -100,3 +100,14 @@ def test_damaged_names_are_refused_with_their_line(tmp_path, name, words):
 def test_endless_names_are_refused(tmp_path):
     with pytest.raises(TraceError, match=":1001: more than 1000 different names of tenant"):
         read_trace(write(tmp_path, [(f"user-{i}", None) for i in range(1001)]))
+
+
+def test_a_rollout_replays_rows_of_nobody_beside_declared_tenants(tmp_path):
+    from engine.arms import serve, traffic_of
+    from engine.settings import EngineConfig
+
+    c = config(write(tmp_path), **DECLARED)
+    plan = build_plan(c, "replay")
+    traffic = traffic_of(plan, build_schedule(plan, plan.stages[0]), c, ["zeta", "acme"], 1, 100)
+    assert [traffic.names[t] for t in traffic.tenant] == [t or "" for t, _ in ROWS]
+    assert len(serve(EngineConfig.from_config(c), traffic, 1)) == len(ROWS)
