@@ -38,6 +38,12 @@ SEQS = 32
 CAPACITY = 27.21
 STAGE_S, WARMUP_S = 300.0, 30.0
 TTFT_S, E2E_S = 0.8, 2.0
+SWEEPS_NOTE = (
+    "60 sweeps each on the seeds 20000+; the clusters per state were set on 400000+. The true crossings come from 24 "
+    "paths of 3,000 s at three rates; four paths alone had put that of TTFT at 24.42. There a stage of 270 s has no "
+    "miss at all in one case of three, and its median share of misses is .2 % where the mean is 1 %: so the crossing "
+    "comes out high, and the lower end has to allow for clusters that the stage did not hold."
+)
 
 
 @dataclass
@@ -138,7 +144,7 @@ def _level(qps: float, s: Stage, kind: str) -> Level:
 
 
 def true_crossing(kind: str, paths: int) -> float:
-    """Bisection on long runs: the rate at which the target quantile of the score is 1."""
+    """Bisection on long runs, then a line through the log odds of a miss at three rates with six times the paths."""
     low, high = 20.0, 27.0
     share = 0.95 if kind == "e2e" else 0.99
     for _ in range(8):
@@ -152,17 +158,28 @@ def true_crossing(kind: str, paths: int) -> float:
             high = middle
         else:
             low = middle
-    return (low + high) / 2
+    rough, limit = (low + high) / 2, E2E_S if kind == "e2e" else TTFT_S
+    x, y, weight = np.log(rough * np.array([0.985, 1.0, 1.015])), np.empty(3), np.empty(3)
+    for i, q in enumerate(np.exp(x)):
+        shares = []
+        for k in range(6 * paths):
+            s = simulate(float(q), 1_200_000 + k, 3000)
+            value = (s.last if kind == "e2e" else s.first) - s.arrival
+            shares.append(float(np.mean(value[s.window] > limit)))
+        mean = float(np.mean(shares))
+        y[i], weight[i] = math.log(mean / (1 - mean)), mean / max(float(np.std(shares)), 1e-9)
+    slope, level = np.polyfit(x - math.log(rough), y, 1, w=weight)
+    return rough * math.exp((math.log((1 - share) / share) - level) / slope)
 
 
 def knee(sweeps: int, paths: int) -> list[dict]:
     """SLO crossing over whole sweeps: error and coverage of the interval in QPS."""
     truth = {kind: true_crossing(kind, paths) for kind in ("e2e", "joint")}
     rows = []
-    for step, top in ((5.0, 35.0), (2.5, 30.0)):
+    for first, step, top in ((5.0, 5.0, 35.0), (7.5, 5.0, 32.5), (5.0, 2.5, 30.0)):
         found: dict[str, list] = {"e2e": [], "joint": []}
         for sweep in range(sweeps):
-            stages = {q: simulate(q, 20_000 + sweep * 1000 + int(q * 10)) for q in np.arange(5.0, top + 0.1, step)}
+            stages = {q: simulate(q, 20_000 + sweep * 1000 + int(q * 10)) for q in np.arange(first, top + 0.1, step)}
             for kind in found:
                 found[kind].append(
                     crossing([_level(q, s, kind) for q, s in stages.items()], 0.95 if kind == "e2e" else 0.99)
@@ -173,10 +190,11 @@ def knee(sweeps: int, paths: int) -> list[dict]:
             width = [c.high - c.low for c in list_ if c.high is not None]
             rows.append({
                 "target": "P95 E2E <= 2 s" if kind == "e2e" else "99 % TTFT <= 0.8 s",
-                "step": step, "truth": truth[kind],
+                "first": first, "step": step, "truth": truth[kind],
                 "mean": float(value.mean()), "sd": float(value.std(ddof=1)),
                 "within_3": float(np.mean(np.abs(value / truth[kind] - 1) <= 0.03)),
                 "coverage": float(np.mean(inside)), "width": float(np.median(width)),
+                "low": float(np.median([c.low for c in list_ if c.low is not None])),
             })  # fmt: skip
             print(f"knee {rows[-1]}", flush=True)
     return rows
@@ -221,29 +239,44 @@ def page(cover: list[dict], steady: list[dict], crossings: list[dict], counts: d
         f"{r['residual']:+.1%} | {r['formula']:+.1%} |"
         for r in steady
     ]
-    lines += [
-        "",
+    return "\n".join([*lines, "", *knee_section(crossings)]) + "\n"
+
+
+def knee_section(crossings: list[dict]) -> list[str]:
+    """The lines of the last section."""
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    lines = [
         "## Knee over whole sweeps",
         "",
-        "| target | step | true crossing | mean | sd | within 3 % | coverage of nominal 95 % | median width |",
-        "|---|---|---|---|---|---|---|---|",
+        f"Written on {today}; {SWEEPS_NOTE}",
+        "",
+        "| target | first rate | step | true crossing | mean | sd | within 3 % | coverage of nominal 95 % "
+        "| median width | median low end |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     lines += [
-        f"| {r['target']} | {r['step']:g} | {r['truth']:.2f} | {r['mean']:.2f} | {r['sd']:.2f} | {r['within_3']:.2f} | "
-        f"{r['coverage']:.2f} | {r['width']:.2f} |"
+        f"| {r['target']} | {r['first']:g} | {r['step']:g} | {r['truth']:.2f} | {r['mean']:.2f} | {r['sd']:.2f} | "
+        f"{r['within_3']:.2f} | {r['coverage']:.2f} | {r['width']:.2f} | {r['low']:.2f} |"
         for r in crossings
     ]
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def main() -> None:
     """Run the studies and rewrite the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a tenth of the replications, page not written")
+    parser.add_argument("--only-knee", action="store_true", help="the last section alone; the rest of the page stays")
     parser.add_argument("--out", type=Path, default=Path("docs/evidence/analysis.md"))
     options = parser.parse_args()
-    full = {"coverage": 200, "truths": 10, "stationarity": 40, "sweeps": 30, "paths": 4}
+    full = {"coverage": 200, "truths": 10, "stationarity": 40, "sweeps": 60, "paths": 4}
     counts = {k: max(3, v // 10) for k, v in full.items()} if options.quick else full
+    if options.only_knee:
+        crossings = knee(counts["sweeps"], counts["paths"])
+        text = options.out.read_text(encoding="utf-8")
+        options.out.write_text(text[: text.index("## Knee over")] + "\n".join(knee_section(crossings)) + "\n",
+                               encoding="utf-8")  # fmt: skip
+        return
     cover = coverage(counts["coverage"], counts["truths"])
     steady = stationarity_rates(counts["stationarity"])
     crossings = knee(counts["sweeps"], counts["paths"])

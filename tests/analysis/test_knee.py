@@ -3,16 +3,29 @@ from __future__ import annotations
 
 import contextlib
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from analysis.analyse import analyse_run
-from analysis.intervals import inflation_ceiling, wilson
-from analysis.knee import Level, capacity, crossing, first_crossing, flattening, rate_text, score_quantile
+from analysis.intervals import independent_states, inflation_ceiling, split, variance_inflation, wilson
+from analysis.knee import (
+    Level,
+    capacity,
+    crossing,
+    first_crossing,
+    flattening,
+    rate_text,
+    score_quantile,
+    share_draws,
+)
+from analysis.little import in_flight_at
 from analysis.run_files import Gauge
 from analysis.stimulus import ClientHealth, client_health, dispersion, drift_z, gap_test, lag_limit_s, stimulus
+from benchmarks.evidence_knee import mm1, mm1_knee
 
 INF = math.inf
 ROOT = Path(__file__).parents[2]
@@ -272,3 +285,81 @@ def test_limits_of_lag_and_health() -> None:
     health = client_health(gauge, 0, 10, 1.0)
     assert health.loop_lag_p99_s == 0.05 and health.cpu_max_ratio == 0.9
     assert client_health(None, 0, 10, None).cpu_max_ratio is None
+
+
+# ------------------------------------------------------------------ clusters of misses
+
+
+def thin(qps: float, misses: int, *, n: int = 6600, states: float = 50.0, inflation: float = 1.0) -> Level:
+    """A rate whose parts all lie far below the deadline, whatever it missed."""
+    score = 0.3 if misses <= 0.01 * n else 3.0
+    return Level(qps, 1 - misses / n, n, score, (score * 0.9, score, score * 1.1, score, score), True, qps,
+                 states=states, attainment_most=1.0 if misses <= 0.01 * n else 0.9, inflation=inflation)  # fmt: skip
+
+
+def test_independent_misses_are_a_gamma() -> None:
+    """Without memory and inflation the share is Gamma(k + 1/2)/n, Jeffreys' posterior of a Poisson rate."""
+    drawn = share_draws([thin(20, 30, n=2000, states=1e9)])[:, 0]
+    for share in (0.025, 0.5, 0.975):
+        assert np.quantile(drawn, share) == pytest.approx(stats.gamma.ppf(share, 30.5) / 2000, rel=0.05)
+
+
+def test_a_stage_without_a_miss_may_have_missed_a_cluster() -> None:
+    """6,600 arrivals of 50 states: clusters of 6600/(2*50) = 66, so P(share > 1 %) = P(Gamma(1/2) > 1) = erfc(1)."""
+    drawn = share_draws([thin(20, 0)])[:, 0]
+    assert np.mean(drawn > 0.01) == pytest.approx(math.erfc(1.0), abs=0.03)  # .157; sd of 2,000 draws .008
+    sure = share_draws([thin(20, 0, states=6600 / 2)])[:, 0]  # clusters of one: 6,600 independent arrivals
+    assert np.mean(sure > 0.01) == 0.0
+
+
+def test_clusters_widen_what_misses_say() -> None:
+    """40 misses with inflation 20 are 4 clusters of 10: far wider than 40 single ones."""
+    single, clustered = (share_draws([thin(20, 40, states=1e9, inflation=i)])[:, 0] for i in (1.0, 20.0))
+    spread = [np.log(np.quantile(d, 0.975) / np.quantile(d, 0.025)) for d in (single, clustered)]
+    assert spread[1] > 2.5 * spread[0]
+
+
+def test_the_lower_end_allows_for_the_clusters_a_stage_did_not_hold() -> None:
+    """25 held without a miss in 50 states; the next rate is overloaded: the knee may lie below 25, not below 20."""
+    rates = [thin(15, 0), thin(20, 0), thin(25, 0), thin(30, 3000)]
+    found = crossing(rates, 0.99)
+    assert 20 <= found.low < 24 and found.value > 25 and "clusters" in found.method
+    known = [replace(x, states=3300.0) for x in rates]
+    assert crossing(known, 0.99).low >= 25
+    assert crossing([replace(x, inflation=None) for x in rates], 0.99).low >= 25  # nothing known: as before
+
+
+def test_a_short_sweep_that_held_claims_less_than_its_highest_rate() -> None:
+    short = crossing([thin(10, 0, n=150, states=25), thin(20, 0, n=300, states=25)], 0.99)
+    assert short.kind == "at_least" and short.last_met == 20 and short.low is not None and 7 < short.low < 20
+    said = capacity([thin(10, 0, n=150, states=25), thin(20, 0, n=300, states=25)], 0.99)
+    assert said.code == "capacity.at_least.thin" and "too briefly to prove it" in said.sentence
+    sure = capacity([thin(10, 0, n=30000, states=5000), thin(20, 0, n=60000, states=5000)], 0.99)
+    assert sure.code == "capacity.at_least" and sure.knee_low_qps == 20
+    one = crossing([thin(20, 0, n=300, states=25)], 0.99)
+    assert one.low is not None and 8 < one.low < 20  # 20 exp(-log odds/10): a bound, and not nought
+
+
+def test_a_coarse_sweep_of_a_queue_covers_its_knee() -> None:
+    """M/M/1, mu 25, wait 0.8 s at most for 99 %: knee 19.55 in closed form; step 5, 270 s. Nominal 95 %: of 60
+    sweeps at least 52 (binomial .95: fewer has probability .003)."""
+    truth, service = mm1_knee(25, 0.8, 0.99), mm1(25, 0.8)
+    covered = 0
+    for sweep in range(60):
+        levels = []
+        for qps in (10.0, 15.0, 20.0, 25.0):
+            served = service(qps, 300.0, 7000 * sweep + int(qps))
+            window = served.arrival_s >= 30
+            score = served.score[window]
+            worth = len(score) / inflation_ceiling(score <= 1)
+            t = np.linspace(30, 300, 600, endpoint=False)
+            levels.append(Level(
+                qps, float(np.mean(score <= 1)), len(score), score_quantile(score, 0.99),
+                tuple(score_quantile(p, 0.99) for p in split(score, 5)), True, qps,
+                states=independent_states(in_flight_at(t, served.arrival_s, served.done_s)),
+                attainment_most=wilson(float(np.mean(score <= 1)) * worth, worth)[1],
+                inflation=variance_inflation(score <= 1),
+            ))  # fmt: skip
+        found = crossing(levels, 0.99)
+        covered += found.low <= truth <= (found.high or INF)
+    assert covered >= 52
