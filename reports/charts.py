@@ -150,19 +150,25 @@ def spread(stages: Sequence[StageAnalysis], value: Callable[[StageAnalysis], Any
     return middle(value(s) for s in stages)
 
 
+class Rows:
+    """Data on its way through altair, which would walk over every value of a list at every step."""
+
+    def __init__(self, rows: list[dict[str, Any]]) -> None:
+        self.rows = rows
+
+
 def data(rows: list[dict[str, Any]]) -> alt.Data:
     """Inline data; floats are cut to seven digits to keep the page small."""
 
     def cut(value: Any) -> Any:
         return float(f"{value:.7g}") if isinstance(value, float) else value
 
-    # a tuple, because altair copies lists at every step
-    return alt.Data(values=tuple({k: cut(v) for k, v in row.items()} for row in rows))
+    return alt.Data(values=Rows([{k: cut(v) for k, v in row.items()} for row in rows]))
 
 
 def columns(names: Sequence[str], rows: Iterable[Sequence[float]]) -> alt.Data:
     """Inline data of many rows of numbers, cut to five digits."""
-    return alt.Data(values=tuple(dict(zip(names, (float(f"{v:.5g}") for v in row), strict=True)) for row in rows))
+    return alt.Data(values=Rows([dict(zip(names, (float(f"{v:.5g}") for v in row), strict=True)) for row in rows]))
 
 
 def cut_span(low: Any, high: Any, top: float) -> tuple[float, float] | None:
@@ -328,7 +334,7 @@ def compose(layers: Sequence[alt.Chart], height: int = HEIGHT) -> dict[str, Any]
     for layer in spec["layer"]:  # the same rows are held once
         values = layer.get("data", {}).get("values")
         if values is not None:
-            values = list(values)
+            values = values.rows
             text = json.dumps(values)
             name = names.setdefault(text, f"d{len(names)}")
             datasets[name] = values
