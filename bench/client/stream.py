@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 OPENING, WRITING, READING, DONE = range(4)
 # A drained stream is read at most this often in one pass, so that one torrent cannot hold the loop.
 READS_PER_DRAIN = 8
-# Above this many bytes in one drain a stream is read promptly again: its socket could fill before the next drain,
-# and a full socket delays the service (a default Linux socket holds about 100 kB of small segments).
-LAZY_BYTES_PER_DRAIN = 48_000
+# Above this many bytes in one drain (about 600 events of 200 bytes a second) a stream is read promptly from then on: a
+# socket that is left alone acknowledges late, and at 1,000 events a second that held the service's writes up.
+LAZY_BYTES_PER_DRAIN = 24_000
 # After [DONE] the end of the body is waited for this long; then the connection is closed and not kept.
 END_GRACE_S = 1.0
 
