@@ -18,8 +18,8 @@ import pytest
 
 from .conftest import Ran, clean_environment, end, locust_command, own_port
 
-# Silence after which a worker is lost: 2 s, up to half a second since its last message, and some for a busy machine.
-SEEN_S = 3.5
+# Silence after which a worker is lost: 2.3 s, up to half a second since its last message, and some for a busy machine.
+SEEN_S = 3.8
 GIVEN_S = 1.0  # from there to the others; 0.4 s on a quiet machine, the issue allows 3 s
 
 
@@ -104,7 +104,7 @@ def check_once(engine: Any, ran: Ran) -> float:
 
 
 def test_the_rest_of_a_killed_worker_goes_to_the_others(engine: Any, crew: Crew) -> None:
-    crew.start(3, "--qps-stages", "30,10", "--stage-duration", "7.5")
+    crew.start(3, "--qps-stages", "30,10", "--stage-duration", "8")
     crew.wait_for_rows(20)
     crew.workers[2].kill()
     killed_s = time.monotonic()
