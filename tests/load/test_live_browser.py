@@ -95,9 +95,16 @@ def test_a_person_starts_a_sweep_and_follows_it(browser: Any, served: Page) -> N
     assert browser.execute_script("return document.querySelectorAll('#charts circle').length") > 4
     assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth")
     keep(browser, "slo-page")
-    served.start(qps_stages=HOSTILE)
+    refused = served.swarm(qps_stages=HOSTILE)  # the form's own look, before anything starts
+    assert refused["success"] is False and HOSTILE[:20] in refused["message"]
     shown(browser, "return document.getElementById('verdict-text').textContent.includes('<script>')")  # text, not markup
     assert "hacked" not in browser.title and "NOT STARTED" in browser.title
+    served.start(qps_stages="", offered_qps="5", stage_duration="1", target_model=HOSTILE)  # a name may be anything
+    shown(browser, f"return document.getElementById('title').textContent.startsWith({json.dumps(HOSTILE)})")
+    assert browser.execute_script("return document.querySelectorAll('#title *').length") == 0
+    wait_until(served, lambda d: d["state"] == "finished" and d["model"] == HOSTILE)
+    shown(browser, "return /finished/.test(document.getElementById('meta').textContent)", 40)
+    assert "hacked" not in browser.title and "SLO" in browser.title
     assert [e for e in browser.get_log("browser") if e["level"] in ("SEVERE", "WARNING")] == []
     asked = [json.loads(e["message"])["message"] for e in browser.get_log("performance")]
     asked = [m["params"]["request"]["url"] for m in asked if m["method"] == "Network.requestWillBeSent"]
