@@ -37,7 +37,7 @@ from analysis.stimulus import client_health, stimulus
 from bench.records.analysis import Little, Percentiles, Reason, StageAnalysis
 from bench.records.request import FLAGS, STATUSES
 from bench.records.sentences import said
-from bench.records.stage import StageRow
+from bench.records.stage import StageRow, drain_time_s
 
 SCORE_BATCHES = 5
 STATE_SAMPLES = 600  # of in-flight over the window, to see how long the stage remembers
@@ -264,7 +264,7 @@ def _public(
         flags=_flags(checked, window, answered), marks=[m for m in row.marks.split(";") if m],
         ecdf_ttft=ecdf_points(np.where(ok, values["ttft_s"], np.inf)),
         ecdf_tpot=ecdf_points(np.where(ok, values["tpot_s"], np.inf)),
-        drain_s=None if row.drained_s is None else max(row.drained_s - row.end_s, 0.0),
+        drain_s=None if row.drained_s is None else drain_time_s(row.drained_s, row.end_s),
         start_s=row.start_s, window_start_s=t0, window_end_s=t1,
     )  # fmt: skip
     if varying and "ramp" not in public.marks:
@@ -370,6 +370,10 @@ def _recording_reasons(s: StageAnalysis, checked: Checked, window: np.ndarray) -
     cap = int(np.count_nonzero((ledger.is_value("code", "CL-CAP") | ledger.is_value("code", "CL-FD"))[window]))
     if cap:
         out.append(reason("INV-CAP", "invalid", "next.cap", stage=stage, value=cap, limit=0, params={"count": cap}))
+    given_up = int(np.count_nonzero(ledger.is_value("code", "CL-CANCEL")[window]))
+    if given_up:  # a stop ended them, not the service; those that had ended by then were the quick ones
+        out.append(reason("INV-CANCEL", "invalid", "next.drain", stage=stage, value=given_up, limit=0,
+                          params={"count": given_up, "planned": s.planned}))  # fmt: skip
     for mark in ("worker_lost", "worker_joined", "master_lost"):
         if mark in s.marks:
             out.append(reason(f"INV-WORKER.{mark}", "invalid", "next.fixed_workers", stage=stage))

@@ -174,12 +174,17 @@ def _deciding_reasons(facts: Facts) -> list[Reason]:
 def _silence(stage: StageAnalysis) -> Reason | None:
     """The reason of a stage without one answer, nine in ten of which waited in vain: a frozen service."""
     reached = stage.planned - stage.counts.get("unsent", 0)
-    waited = stage.counts.get("timeout", 0)
+    waited = stage.counts.get("timeout", 0) - _given_up(stage)
     if stage.counts.get("ok", 0) or reached < 1 or waited < 0.9 * reached:
         return None
     params = {"planned": stage.planned, "stage_name": stage.name, "waited": waited}
     return reason("INV-CHANNEL.silent", "invalid", "next.check_limits", stage=stage.stage, value=0.0, limit=1.0,
                   params=params)  # fmt: skip
+
+
+def _given_up(stage: StageAnalysis) -> int:
+    """Arrivals of a stage that a stop ended: they waited in vain for nobody."""
+    return int(next((r.value or 0 for r in stage.reasons if r.reason_id == "INV-CANCEL"), 0))
 
 
 def _unmeasured(gates: list[Gate], facts: Facts) -> list[Reason]:

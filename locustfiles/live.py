@@ -60,6 +60,7 @@ class Seen(NamedTuple):
     e2e_s: float | None
     residence_s: float | None
     itl_p99_s: float | None
+    code: str
 
 
 _seen = attrgetter(*Seen._fields)
@@ -224,6 +225,7 @@ class Stage:
         self.ended_s: float | None = None
         self.halted_s = math.inf  # run time of a stop
         self.after_stop = 0  # rows of arrivals that were planned after it
+        self.cancelled = 0  # rows of the window whose open answer a stop ended: nobody knows how they would have ended
 
     def plan_arrivals(self, intended_s: Sequence[float]) -> None:
         """The schedule's intended times, ascending, from the stage's start."""
@@ -256,6 +258,7 @@ class Stage:
         if row.phase != "window":
             return
         self.rows += 1
+        self.cancelled += row.code == "CL-CANCEL"
         self.ok += ok
         self.statuses[row.status] = self.statuses.get(row.status, 0) + 1
         ttft_limit, tpot_limit = self.slo.deadlines(row.request_class)
@@ -289,6 +292,7 @@ class Stage:
             self.done_in_window += int((ok & (at >= self.plan.warmup_s) & (at < self.plan.duration_s)).sum())
         self.send_lag.add_all(send_lag_s[~np.isnan(send_lag_s)])
         self.rows += int(window.sum())
+        self.cancelled += int((batch.where("code", "CL-CANCEL") & window).sum())
         self.ok += int((ok & window).sum())
         words, index = batch.words["status"]
         for word, count in zip(words, np.bincount(index[window], minlength=len(words)).tolist(), strict=True):
@@ -326,7 +330,7 @@ class Stage:
     def attainment(self, now_s: float) -> tuple[float, float] | None:
         """(low, high) share of all arrivals due so far that meet the SLO; None before the first."""
         due = self.due(now_s)
-        return (self.met / due, (self.met + due - self.rows) / due) if due else None
+        return (self.met / due, (self.met + due - self.rows + self.cancelled) / due) if due else None
 
     def spent_s(self, now_s: float) -> float:
         """Seconds of its arrivals that are over."""
@@ -335,11 +339,13 @@ class Stage:
         return min(max(now_s - self.start_s, 0.0), self.plan.duration_s) if self.start_s is not None else 0.0
 
     def verdict(self, now_s: float) -> str:
-        """How it stands: `holds`, `misses`, `open`, or `warm-up`; of an ended stage, `held` or `missed`."""
+        """How it stands: `holds`, `misses`, `open`, `warm-up`; ended: `held`, `missed`, `not run`, `not measured`."""
         pair = self.attainment(now_s)
         if pair is None:
             return "not run" if self.state == "ended" else "warm-up"
         ended = self.state == "ended"
+        if ended and self.cancelled:
+            return "not measured"
         if pair[0] >= self.slo.target:
             return "held" if ended else "holds"
         if pair[1] < self.slo.target:

@@ -23,7 +23,7 @@ from locust.env import Environment
 
 from bench.records.lost import lost_rows
 from bench.records.packing import batch_of
-from bench.records.stage import StageRow
+from bench.records.stage import StageRow, drain_time_s
 from bench.workload.plan import Plan, Stage
 from bench.workload.schedule import Schedule, build_schedule
 from locustfiles import messages, stats
@@ -302,7 +302,7 @@ class StageRun(Crew):
         self.collector.info.worker_info = [
             {"worker": s.index, "client_id": s.client_id, "lost": s.lost, **s.info} for s in self._stripes.values()
         ]
-        took = (drained_s or now_s() - self._t0_s) - end_s
+        took = drain_time_s(drained_s or now_s() - self._t0_s, end_s)
         log.info("stage %s: %d rows, drained in %.1f s%s", stage.name, record.rows, took, _shown(marks))
         say(
             "staged",

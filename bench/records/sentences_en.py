@@ -46,6 +46,8 @@ ENGLISH: dict[str, str] = {
     # ------------------------------------------------------------ the records of a stage
     "INV-CAP": "{count} arrivals were not sent because the client ran out of streams or descriptors: the load was "
     "no longer open",
+    "INV-CANCEL": "{count} of {planned} arrivals were cancelled by the stop while their answer was open: the stage is "
+    "not measured",
     "INV-WORKER.worker_lost": "a worker was lost during this stage",
     "INV-WORKER.worker_joined": "a worker joined during this stage",
     "INV-WORKER.master_lost": "the master was lost during this stage",
@@ -318,6 +320,7 @@ ENGLISH: dict[str, str] = {
     "next.drift": "look at the in-flight chart for a stalled sender",
     "next.ceiling": "use more workers and calibrate again",
     "next.cap": "use more workers, or raise client.max_in_flight and `ulimit -n`",
+    "next.drain": "run again to the end; one Ctrl-C alone waits for the open answers",
     "next.fixed_workers": "run the stage again with a fixed set of workers",
     "next.same_version": "use the same version and config on every machine",
     "next.buffering": "switch off response buffering in the proxy in front of the service",

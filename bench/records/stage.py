@@ -34,6 +34,11 @@ class StageRow:
     marks: str = ""  # ";"-joined: interrupted, drain_limit, worker_lost, worker_joined, not_run
 
 
+def drain_time_s(done_s: float, end_s: float) -> float:
+    """Seconds from the end of the arrivals to the last answer; 0 for a stage given up before its end."""
+    return max(0.0, done_s - end_s)
+
+
 @dataclass(slots=True)
 class InflightRow:
     """One sample of one worker's gauge, about 10 a second; shares no code with the ledger."""

@@ -129,7 +129,7 @@
       byRate(stages, "ttft_s", "TTFT by offered rate", data.slo.ttft_s),
       byRate(stages, "tpot_s", "TPOT by offered rate", data.slo.tpot_s),
       { title: "In flight over time", x: "seconds from the start", y: "requests", zero: true, whole: true,
-        caption: now ? `${now[4]} now; the most of a stage was ${Math.max(0, ...data.stages.map((s) => s.in_flight_max))}.` : "",
+        caption: now ? `${data.in_flight} now; the most of a stage was ${Math.max(0, ...data.stages.map((s) => s.in_flight_max))}.` : "",
         series: [time("in flight", 4, "blue")] },
       { title: "Offered, sent and ended over time", x: "seconds from the start", y: "requests/s", zero: true, wide: true,
         caption: now && data.state === "sending" ? `Offered ${rate(now[1])}, sent ${rate(now[2])}, ended ${rate(now[3])} requests/s in the last second.` : "Nothing is due now.",

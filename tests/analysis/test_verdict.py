@@ -469,6 +469,42 @@ def test_what_was_planned_after_the_stop_was_never_due(tmp_path: Path) -> None:
     assert "interrupted" in meaning(found)
 
 
+def cancel(folder: Path, at_s: float) -> int:
+    """Cancel what was open `at_s` into the run, as a second Ctrl-C does; returns how many."""
+    with (folder / "requests.csv").open(newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    count = 0
+    for r in rows:
+        if r["sent_s"] and float(r["sent_s"]) <= at_s < float(r["done_s"]):
+            late = {k: "" for k in ("tpot_s", "e2e_s", "last_token_s", "http_status", "finish_reason", "residence_s")}
+            if float(r["first_token_s"]) > at_s:
+                late |= {k: "" for k in ("ttft_s", "ttfo_s", "first_token_s", "first_content_s", "headers_s")}
+            r.update(late, status="timeout", code="CL-CANCEL", error_kind="timeout", done_s=repr(at_s))
+            count += float(r["intended_s"]) >= 5.0  # the window of the first stage begins there
+    with (folder / "requests.csv").open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    return count
+
+
+@pytest.mark.parametrize(("service", "at_s"), [(Service(), 15.0), (Service(alpha=0.05, beta=0.05), 7.0)])
+def test_answers_that_a_stop_cancelled_say_nothing_of_the_service(tmp_path: Path, service: Service, at_s: float) -> None:
+    """A second Ctrl-C, `at_s` into the only stage at the target; the slow service had answered nothing by then."""
+    folder = write_run(tmp_path / "r", [StageSpec(20, 30, 4)], service, interrupted=True, locust_csv=False)
+    stop(folder, 0, at_s)
+    count = cancel(folder, 1.0 + at_s)
+    found = analyse(folder)
+    stage = found.stages[0]
+    assert count >= 1 and stage.planned == sum(stage.counts.values()) and stage.counts["timeout"] == count
+    assert (stage.verdict, found.verdict.status, found.verdict.exit_code) == ("INVALID", "INVALID", 130)
+    reasons = [r for r in found.verdict.reasons if r.severity == "invalid"]
+    assert reasons[0].reason_id == "INV-CANCEL" and f"{count} of {stage.planned} arrivals" in reasons[0].text
+    assert not {"SLO-MISS", "INV-CHANNEL"} & {r.reason_id for r in found.verdict.reasons}
+    assert found.capacity.knee_qps is None and found.capacity.knee_low_qps is None
+    assert "cancelled by the stop" in summary_lines(found, folder)[0]
+
+
 def test_a_run_stopped_before_its_target_is_told_to_run_to_the_end(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "r", [StageSpec(q, 30, 4) for q in (10, 20)], QUICK, interrupted=True,
                        locust_csv=False)  # fmt: skip

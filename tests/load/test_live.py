@@ -107,6 +107,26 @@ def test_what_was_planned_after_a_stop_is_no_miss(packed: bool) -> None:
     assert (stage.rows, stage.after_stop, stage.statuses) == (4, 4, {"ok": 3, "error": 1})
 
 
+@pytest.mark.parametrize("packed", [False, True], ids=["rows", "batch"])
+@pytest.mark.parametrize("halted", [False, True], ids=["draining", "sending"])
+def test_an_answer_that_a_stop_cancelled_decides_nothing(packed: bool, halted: bool) -> None:
+    """Four were due; one met the SLO, one was refused, two were cancelled: between 1/4 and 3/4 of the target 0.9."""
+    live = opened()
+    stage = live.open_stage(live.plan.stages[0], [2.0, 3.0, 4.0, 5.0])
+    live.begin_stage(100.0)
+    if halted:
+        live.halt_stage(105.5)
+    cut = [dataclasses.replace(row(i, "timeout", intended_s=100.0 + i), code="CL-CANCEL") for i in (4, 5)]
+    rows = [row(2, intended_s=102.0), row(3, "rejected", intended_s=103.0), *cut]
+    live.add_gauge(0, [[105.0, 0, 2]])
+    live.add_rows(0, batch_of(rows) if packed else rows)
+    live.end_stage(106.0, ["interrupted"])
+    assert stage.attainment(106.0) == (1 / 4, 3 / 4) and stage.statuses["timeout"] == 2
+    assert stage.verdict(106.0) == "not measured" and "not decided" in live.verdict(106.0)
+    live.finish()
+    assert live.summary(106.0)["in_flight"] == 0  # the page takes it from here: nothing is open now
+
+
 def test_every_arrival_counts_with_the_deadlines_of_its_class() -> None:
     live = opened()
     stage = live.open_stage(live.plan.stages[0], [3.0] * 6)
