@@ -28,7 +28,7 @@ from locust.exception import StopTest
 from locust.runners import MasterRunner, WorkerRunner
 
 from bench.client.request import PATHS
-from bench.config import Config, ConfigError, Resolved, load_config
+from bench.config import Config, ConfigError, Resolved, api_key, load_config
 from bench.config.schema import MAX_QPS, MIN_QPS
 from bench.records.part import WHOLE, parse_part
 from bench.workload.plan import Plan, PlanError, build_plan
@@ -151,6 +151,7 @@ class Wiring:
         try:
             plan = self.plan(shape)
             _refuse_nowhere(self._resolved)
+            self._refuse_key(self._resolved)
             self._refuse_part(shape)
         except (ConfigError, PlanError) as error:
             self.environment.process_exit_code = 2
@@ -174,11 +175,26 @@ class Wiring:
         shape = getattr(self.environment.shape_class, "plan_name", "") or self._shape_of(options)
         self._plan(shape, options, resolved.config)
         _refuse_nowhere(resolved)
+        self._refuse_key(resolved)
         self._refuse_part(shape)
 
     def _shape_of(self, options: Any) -> str:
         """The shape of a start without a shape class."""
         return "sweep" if options.qps_stages.strip() and self.loop == "open" else "single"
+
+    def _refuse_key(self, resolved: Resolved | None) -> None:
+        """The key that the senders will read must be usable before the first stage. Raises ConfigError.
+
+        A master whose workers may be on other machines sends nothing: its own key is only warned of.
+        """
+        assert resolved is not None
+        try:
+            api_key(resolved.config)
+        except ConfigError as error:
+            here = self.generator is not None or getattr(self.options(), "processes", None)
+            if here:
+                raise
+            log.warning("the key here is unusable, the workers' own must not be: %s", error)
 
     def _refuse_part(self, shape: str) -> None:
         """A part needs a plan that all masters know from the beginning. Raises PlanError."""

@@ -119,3 +119,19 @@ def test_the_key_is_on_no_page_and_in_no_process_list(seen: Any) -> None:
 def test_the_master_listens_on_loopback_only(seen: Any) -> None:
     _, _, _, addresses = seen
     assert addresses == {"127.0.0.1"}
+
+
+@pytest.mark.parametrize("shape", ["sweep", None])
+def test_a_damaged_key_file_is_refused_before_anything_starts(engine: Any, tmp_path: Path, shape: str | None) -> None:
+    (tmp_path / "api.key").write_text(f"{KEY[:10]} {KEY[10:]}\n")
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(config_with(engine={"embedded": False})), encoding="utf-8")
+    done = subprocess.run(
+        locust_command("--headless", "--bench-config", str(config), "--run-dir", str(tmp_path / "run"), shape=shape),
+        env=clean_environment(BENCH_TARGET_URL=engine.base_url, BENCH_API_KEY_FILE=str(tmp_path / "api.key")),
+        cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2 and not (tmp_path / "run").exists()
+    (said,) = [line for line in done.stderr.splitlines() if "ERROR" in line]
+    assert "CFG-013" in said and "a blank inside" in said and "Traceback" not in done.stderr
+    assert KEY[:10] not in done.stderr + done.stdout
