@@ -111,18 +111,28 @@ _LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"')
 
 
 def samples(text: str, wanted: Collection[str] | None = None) -> Samples:
-    """Every sample of a page with a finite value, by name; `wanted`: only these names. Other lines are left out."""
+    """Every sample of a page with a finite value, by name; `wanted`: only these names. Other lines are left out.
+
+    Names of SGLang have their colon, also when the page has an underscore there; what has both counts once.
+    """
     found: Samples = {}
     for line in text.splitlines():
         match = _LINE.match(line) if line[:1] not in ("#", "") else None
-        if match and (wanted is None or match[1] in wanted):
+        if match and (wanted is None or _colon(match[1]) in wanted):
             try:
                 value = float(match[3])
             except ValueError:
                 continue
             if math.isfinite(value):
                 found.setdefault(match[1], []).append((dict(_LABEL.findall(match[2] or "")), value))
+    for name in [name for name in found if _colon(name) != name]:
+        found.setdefault(_colon(name), found.pop(name))
     return found
+
+
+def _colon(name: str) -> str:
+    """SGLang's names begin with `sglang:`, in some versions and behind some exporters with `sglang_`."""
+    return f"sglang:{name[7:]}" if name.startswith("sglang_") else name
 
 
 def read_page(text: str) -> tuple[str, dict[str, float]]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
 from bench.client import metrics_page
 from bench.records.server import SERVER_COLUMNS, SERVER_MEANING, ServerRow, read_page, samples
 
+PROJECT = Path(__file__).parents[2]
 PAGES: dict[str, tuple[str, dict[str, float]]] = {
     # two replicas: 3 + 4 running, 1 + 0 waiting, KV (0.5 + 0.3) / 2
     "vllm": (
@@ -59,6 +61,15 @@ def test_each_system_is_known_by_its_names(system: str, end: str) -> None:
     text, expected = PAGES[system]
     name, values = read_page(text.replace("\n", end))
     assert name == system and values == pytest.approx(expected)
+
+
+def test_sglang_with_underscores_is_the_same_page() -> None:
+    """Some versions and exporters write `sglang_` for `sglang:`; a page that has both tells each number once."""
+    text, expected = PAGES["sglang"]
+    assert read_page(text.replace("sglang:", "sglang_")) == read_page(text) == ("sglang", expected)
+    assert read_page(text + text.replace("sglang:", "sglang_")) == ("sglang", expected)
+    page = (PROJECT / "tests" / "data" / "metrics" / "sglang.txt").read_text(encoding="utf-8")
+    assert metrics_page.fields(page.replace("sglang:", "sglang_")) == metrics_page.fields(page)  # histograms too
 
 
 def test_old_vllm_names_and_values_that_are_no_numbers() -> None:
