@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -143,6 +144,8 @@ def plan_document(
     from bench.records.analysis import read_analysis
     from control.watermark import engine_flags, make_plan
 
+    if not folder.exists():
+        raise PlanRefused(f"{folder} does not exist; give the folder of a run, such as one under runs/", USAGE_EXIT)
     path = folder / "analysis.json" if folder.is_dir() else folder
     try:
         analysis = read_analysis(path)
@@ -189,10 +192,22 @@ def plan_document(
         "flags": {
             name: {"options": text, "no_option_for": missing} for name, (text, missing) in engine_flags(plan).items()
         },
-        "hold": f"bench run --shape hold --qps {math.floor(safe * 100) / 100:g} "
+        "hold": f"bench run{_same_service(analysis.run)} --shape hold --qps {math.floor(safe * 100) / 100:g} "
         f"--stage-duration {plan.line('hold_s').value:g}",
         "config": _with(analysis.run.get("config") or {}, plan.settings),
     }
+
+
+def _same_service(run: dict[str, Any]) -> str:
+    """Options that make `bench run` use the config and the service of a run, as its run.json names them."""
+    config, origin = run.get("config") or {}, run.get("config_origin") or {}
+    files = [where.removeprefix("file ") for where in origin.values() if where.startswith("file ")]
+    options = ["--config", max(set(files), key=files.count)] if files else []
+    if not (config.get("engine") or {}).get("embedded"):
+        for key, option in (("base_url", "--base-url"), ("model", "--model")):
+            if origin.get(key) == "command line" and config.get(key):
+                options += [option, config[key]]
+    return "".join(f" {shlex.quote(option)}" for option in options)
 
 
 def _bursts(trace: Path | None) -> list[Any]:

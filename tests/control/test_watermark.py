@@ -4,6 +4,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from bench.commands.plan import command
+from bench.commands.run import command as run
 from bench.config import load_config
 from control.watermark import Burst, Facts, StepLaw, burst_rate_qps, dispersion, engine_flags, make_plan, residence_at_s
 
@@ -144,9 +146,11 @@ def test_the_command_plans_a_run_and_writes_a_config_that_loads(simulated, tmp_p
     assert loaded.admission.max_num_queued_reqs == settings["admission.max_num_queued_reqs"] > 3
     assert loaded.admission.reject_on_budget_exceed is True
     assert {"key": "admission.reject_on_budget_exceed", "now": False, "planned": True} in document["diff"]
-    assert document["hold"].startswith("bench run --shape hold --qps ")
+    demo = f"bench run --config {ROOT / 'configs' / 'demo.json'} --shape hold --qps "
+    assert document["hold"].startswith(demo)
+    assert run.make_context("run", shlex.split(document["hold"])[2:]).params["config"] == ROOT / "configs" / "demo.json"
     text = CliRunner().invoke(command, [str(simulated)]).output
-    assert "prove it: bench run --shape hold" in text and "N + z sqrt(N) = (D_ttft - T(n) - gamma P95) x X" in text
+    assert f"prove it: {demo}" in text and "N + z sqrt(N) = (D_ttft - T(n) - gamma P95) x X" in text
 
 
 def test_an_invalid_run_gives_no_plan(simulated, tmp_path):
@@ -159,8 +163,21 @@ def test_an_invalid_run_gives_no_plan(simulated, tmp_path):
     data["capacity"]["knee_low_qps"] = None
     (tmp_path / "analysis.json").write_text(json.dumps(data))
     assert CliRunner().invoke(command, [str(tmp_path)]).exit_code == 1
-    assert CliRunner().invoke(command, [str(tmp_path / "nothing")]).exit_code == 2
+    nothing = CliRunner().invoke(command, [str(tmp_path / "nothing")])
+    assert nothing.exit_code == 2 and "nothing does not exist" in nothing.output and "bench analyse" not in nothing.output
     assert CliRunner().invoke(command, []).exit_code == 2
+
+
+def test_the_proof_goes_to_the_service_of_the_run():
+    from bench.commands.plan import _same_service
+
+    origin = {"model": "command line", "base_url": "command line", "slo.ttft_deadline_ms": "file my configs/a.json"}
+    config = {"base_url": "http://127.0.0.1:8000/v1", "model": "m", "engine": {"embedded": False}}
+    said = _same_service({"config": config, "config_origin": origin})
+    assert said == " --config 'my configs/a.json' --base-url http://127.0.0.1:8000/v1 --model m"
+    config["engine"]["embedded"] = True  # its address is made anew by each run
+    assert _same_service({"config": config, "config_origin": origin}) == " --config 'my configs/a.json'"
+    assert _same_service({}) == ""
 
 
 @pytest.mark.parametrize(("text", "said"), [
