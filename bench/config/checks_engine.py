@@ -135,17 +135,16 @@ def _tpot_cap(config: Config) -> Iterator[Finding]:
     # Mean context of a running sequence: its prompt and, on average, half of its output.
     context = sum(config.loadgen.input_len_range) / 2 + (p95_output_tokens(config) or 0) / 4
     affine = affine_batch_bound(config.engine.profile, tpot_s, context, overhead_s) or 0.0
-    if cap <= naive:
+    if cap <= max(naive, affine):  # steps of a GPU follow the affine rule: above the naive one alone nothing is wrong
         return
     bound = max(math.floor(affine), 0)
     both = f"; by the affine rule (TPOT - a0 - o)/(b0 + g c) it is {bound} (context {context:.0f} tokens)"
-    verdict = "the affine rule holds for GPUs: nothing to do" if cap <= affine else "lower the cap: both rules say so"
     yield Finding(
         "CFG-025",
         ("scheduler", "batch_size_cap"),
         f"is {cap}, above v_single x tpot_deadline = {v_single:.0f}/s x {tpot_s:g} s = {naive:.1f}",
         f"at most {math.floor(naive)} by that rule for profile {config.engine.profile}{both}",
-        verdict,
+        "lower the cap, or raise slo.tpot_deadline_ms: both rules say so",
     )
 
 

@@ -45,8 +45,8 @@ CASES = [
     ("CFG-023", {"admission": {"oversubscribe_factor": 1.36}}, "1.36 x 0.85 = 1.156"),
     # 0.85 x 2.4 = 2.04 > 2
     ("CFG-024", {"admission": {"oversubscribe_factor": 2.4}}, "2.4 x 0.85 = 2.04"),
-    # h100-8b: 1 s/(5.6 + 0.0109 + 1.5 ms) = 140.6/s; x 0.1 s = 14.06 < 16
-    ("CFG-025", {"scheduler": {"batch_size_cap": 16}}, "141/s x 0.1 s = 14.1"),
+    # h100-8b: 1 s/(5.6 + 0.0109 + 1.5 ms) = 140.6/s; x 0.008 s = 1.12 < 16; (8 - 7.1)/(0.0109 + 0.000049 x 1334) = 11.8
+    ("CFG-025", {"scheduler": {"batch_size_cap": 16}, "slo": {"p95_target_ms": 600_000, "tpot_deadline_ms": 8}}, "141/s x 0.008 s = 1.1"),
     # fixed 10 tokens: 800 + 9 x 100 = 1700 > 1600
     ("CFG-026", {"loadgen": {"output_len_dist": "fixed", "output_len_fixed": 10}, "slo": {"p95_target_ms": 1600}}, "= 1700 ms"),
     # 2000 + 4096 = 6096 > 6000
@@ -139,11 +139,10 @@ def test_batch_bounds_of_the_reference_notes():
 
 
 def test_both_rules_are_printed(tmp_path):
-    (found,) = problems_of(tmp_path, {"scheduler": {"batch_size_cap": 16}})
-    assert "at most 14 by that rule" in found.text() and "affine rule" in found.text()
     # deadline 8 ms: v_single x 0.008 = 1.1; affine (8 - 7.1)/0.0757 = 11.8 with context 1050 + 270: the cap of 16 is above both
     (found,) = problems_of(tmp_path, {"scheduler": {"batch_size_cap": 16}, "slo": {"tpot_deadline_ms": 8}})
-    assert "lower the cap: both rules say so" in found.text()
+    assert "at most 1 by that rule" in found.text() and "affine rule" in found.text() and "it is 11" in found.text()
+    assert "lower the cap" in found.text() and "both rules say so" in found.text()
 
 
 @pytest.mark.parametrize(("mu", "sigma"), [(6.0, 0.6), (4.4, 0.6), (0.0, 1.0), (3.0, 0.0)])
@@ -156,6 +155,11 @@ def test_p95_of_the_output_length(mu, sigma):
 def test_p95_of_the_reference_is_1082_tokens():
     # exp(6 + 0.6 x 1.64485) = 1082.37
     assert p95_output_tokens(Config()) == 1082
+
+
+def test_a_cap_above_the_naive_rule_alone_is_no_remark(tmp_path):
+    """h100-8b: 140.6/s x 0.1 s = 14.06 < 16, but the affine rule allows more than a thousand: nothing to do."""
+    assert problems_of(tmp_path, {"scheduler": {"batch_size_cap": 16}}) == []
 
 
 def test_extreme_but_legal_values_do_not_raise(tmp_path):

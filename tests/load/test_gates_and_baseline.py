@@ -172,14 +172,14 @@ def test_remarks_on_the_config_are_one_line_and_those_on_the_command_line_whole(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "c.json"
-    path.write_text(json.dumps(config()), encoding="utf-8")
+    path.write_text(json.dumps(config() | {"sweep": {"qps": [5, 10]}}), encoding="utf-8")
     options = JobOptions(config=path)
     warnings = load_config(path, env={}, overrides={"slo.p95_target_ms": 5.0}).warnings
-    assert {problem.id for problem in warnings} >= {"CFG-025", "CFG-026"}
+    assert {problem.id for problem in warnings} >= {"CFG-034", "CFG-026"}
     say_remarks(options, warnings, Console(options))
     lines = capsys.readouterr().err.splitlines()
     assert [line for line in lines if "slo.p95_target_ms is 5, below" in line]  # CFG-026 is on what --set said
-    assert lines[-1].startswith("config: ") and "CFG-025" in lines[-1] and "CFG-026" not in lines[-1]
+    assert lines[-1].startswith("config: ") and "CFG-034" in lines[-1] and "CFG-026" not in lines[-1]
 
 
 def test_after_a_stop_no_attainment_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
