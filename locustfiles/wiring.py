@@ -239,6 +239,7 @@ class Wiring:
                 "max_in_flight": client.max_in_flight,
                 "transport": {
                     "path": PATHS[target.endpoint],
+                    "auth": target.auth,
                     "read": client.read,
                     "drain_interval_s": client.drain_interval_ms / 1000,
                     "idle_reuse_s": client.idle_reuse_sec,

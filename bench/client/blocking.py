@@ -36,7 +36,8 @@ TLS_ALERT = b"\x15\x03"
 class Channel:
     """How the service is reached; times in seconds. `proxy` is a URL, used only when it is given.
 
-    path: of the requests that the service is for (`PATHS`); it decides how the key is sent, on other paths too.
+    path: of the requests that the service is for (`PATHS`); with `auth` (`target.auth`) it decides how the key is
+    sent, on other paths too.
     """
 
     endpoint: Endpoint
@@ -50,6 +51,7 @@ class Channel:
     idle_timeout_s: float = 30.0
     total_timeout_s: float = 120.0
     path: str = PATHS["chat"]
+    auth: str = "auto"
 
     @property
     def secrets(self) -> tuple[str, ...]:
@@ -278,7 +280,7 @@ def _head(channel: Channel, method: str, target: str, length: int, absolute: boo
     if method == "POST":
         fields["content-type"] = ("Content-Type", "application/json")
         fields["content-length"] = ("Content-Length", str(length))
-    fields |= dialect_fields(channel.path, channel.api_key)
+    fields |= dialect_fields(channel.path, channel.api_key, channel.auth)
     for name, value in channel.extra_headers:
         fields[name.lower()] = (name, value)
     head = f"{method} {target} HTTP/1.1\r\n".encode("ascii")

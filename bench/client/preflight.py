@@ -29,7 +29,7 @@ from bench.client.errors import ChannelError
 from bench.client.kernel_time import stamps_supported
 from bench.client.outcome import CODES, DOCS_PAGE, Outcome
 from bench.client.redact import redact
-from bench.client.request import PATHS, PINNING, request_body
+from bench.client.request import PATHS, PINNING, key_field, request_body
 
 PROXY_NAMES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 IDLE_REQUESTS = 5
@@ -252,7 +252,7 @@ class Preflight:
         return Channel(
             self.endpoint, self.key, tuple(target.extra_headers.items()), self._proxy_url(), target.ca_file,
             target.tls_verify, target.connect_timeout_sec, target.first_token_timeout_sec, target.idle_timeout_sec,
-            target.total_timeout_sec, self._path(),
+            target.total_timeout_sec, self._path(), target.auth,
         )  # fmt: skip
 
     def _path(self) -> str:
@@ -389,11 +389,20 @@ class Preflight:
             fix = f"set model to one of: {', '.join(self._nearest())}"
         elif code in ("CH-401", "CH-KEY") and not self.key:
             fix = "no key is set: export BENCH_API_KEY=... in this shell"
-        elif code in ("CH-401", "CH-KEY", "CH-OAUTH") and self.config.target.endpoint == "messages":
-            fix += "; with target.endpoint messages it is sent as x-api-key, not as a bearer token"
+        elif code in ("CH-401", "CH-KEY", "CH-OAUTH"):
+            fix += self._other_auth()
         elif outcome.retry_after_s is not None:
             fix += f" (it asks for {outcome.retry_after_s:g} s)"
         self._fail(name, code, found, fix)
+
+    def _other_auth(self) -> str:
+        """What to try when the key was refused and the way it was sent is not the usual one; empty when it is."""
+        target = self.config.target
+        if key_field(self._path(), target.auth) == "x-api-key":
+            return "; it is sent as x-api-key: set target.auth to bearer when the service wants a bearer token"
+        if target.endpoint == "messages":
+            return "; it is sent as a bearer token: set target.auth to auto when the service wants x-api-key"
+        return ""
 
     def _fail(self, name: str, code: str, found: str, fix: str) -> None:
         check = Check(name, "failed", redact(found, self._secrets(), 400), code, redact(fix, self._secrets(), 400),

@@ -48,6 +48,7 @@ def run_probe(
         tls_verify=target.tls_verify,
         extra_headers=tuple(target.extra_headers.items()),
         path=PATHS[target.endpoint],
+        auth=target.auth,
     )
     body = request_body(config.model, prompt, max_tokens, endpoint=target.endpoint, ignore_eos=target.ignore_eos,
                         extra_body=target.extra_body)  # fmt: skip

@@ -20,15 +20,24 @@ ANTHROPIC_VERSION = "2023-06-01"
 _MODEL_FIRST = b'{"model":"'
 
 
-def dialect_fields(path: str, api_key: str | None) -> dict[str, tuple[str, str]]:
-    """Return the header fields that carry the key to a path of `PATHS`: lower-case name -> (name, value).
+def key_field(path: str, auth: str = "auto") -> str:
+    """Return the lower-case name of the header field that carries the key; `auth` as in `target.auth`.
 
-    `messages` wants `x-api-key` and a version, the others a bearer token.
+    `auto`: as the dialect's own service wants it, `x-api-key` for `messages` and a bearer token for the others.
     """
-    if path == PATHS["messages"]:
-        fields = {"anthropic-version": ("anthropic-version", ANTHROPIC_VERSION)}
-        return fields | ({"x-api-key": ("x-api-key", api_key)} if api_key else {})
-    return {"authorization": ("Authorization", f"Bearer {api_key}")} if api_key else {}
+    if auth == "auto":
+        auth = "x-api-key" if path == PATHS["messages"] else "bearer"
+    return "x-api-key" if auth == "x-api-key" else "authorization"
+
+
+def dialect_fields(path: str, api_key: str | None, auth: str = "auto") -> dict[str, tuple[str, str]]:
+    """Return the header fields that a path of `PATHS` wants, the key among them: lower-case name -> (name, value)."""
+    fields = {"anthropic-version": ("anthropic-version", ANTHROPIC_VERSION)} if path == PATHS["messages"] else {}
+    if api_key and key_field(path, auth) == "x-api-key":
+        fields["x-api-key"] = ("x-api-key", api_key)
+    elif api_key:
+        fields["authorization"] = ("Authorization", f"Bearer {api_key}")
+    return fields
 
 
 KEY_FIELDS = ("authorization", "x-api-key")

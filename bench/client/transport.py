@@ -76,6 +76,7 @@ class TransportOptions:
     tls_verify: bool = True
     extra_headers: tuple[tuple[str, str], ...] = ()
     path: str = "/chat/completions"
+    auth: str = "auto"  # see `request.key_field`
     answer: AnswerOptions | None = None
 
 
@@ -483,7 +484,7 @@ def _fields(endpoint: Endpoint, options: TransportOptions, api_key: str | None) 
               "accept": ("Accept", "text/event-stream, application/json"),
               "accept-encoding": ("Accept-Encoding", "identity"),
               "content-type": ("Content-Type", "application/json")}
-    fields |= dialect_fields(options.path, api_key)
+    fields |= dialect_fields(options.path, api_key, options.auth)
     for name, value in options.extra_headers:
         fields[name.lower()] = (name, value)
     lines = []

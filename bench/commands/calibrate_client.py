@@ -201,7 +201,7 @@ def _config(config: Any) -> dict[str, Any]:
         loadgen |= {"arrival_process": "poisson", "trace_file": None}
     data["engine"]["embedded"] = False
     data["target"] |= {
-        "endpoint": "chat", "api_key_file": None, "proxy": None, "trust_env": False, "metrics_url": None,
+        "endpoint": "chat", "auth": "auto", "api_key_file": None, "proxy": None, "trust_env": False, "metrics_url": None,
         "extra_headers": {}, "extra_body": {},
     }  # fmt: skip
     data["sweep"] |= {

@@ -38,8 +38,11 @@ MARKS = {"ok": "ok    ", "note": "note  ", "failed": "FAILED", "skipped": "-    
 @click.option("--base-url", default="", help="Address of the service, with or without /v1.")
 @click.option("--model", default="", help="Model name to ask for.")
 @click.option("--endpoint", type=click.Choice(["chat", "completions", "responses", "messages"]), help="What it speaks.")
+@click.option("--auth", type=click.Choice(["auto", "bearer", "x-api-key"]), help="How it wants the API key.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
-def command(config_path: Path | None, base_url: str, model: str, endpoint: str | None, as_json: bool) -> None:
+def command(
+    config_path: Path | None, base_url: str, model: str, endpoint: str | None, auth: str | None, as_json: bool
+) -> None:
     """Run the preflight once."""
     from bench.client.preflight import run_preflight
     from bench.config import ConfigError, api_key, api_key_from_environment, load_config
@@ -51,6 +54,8 @@ def command(config_path: Path | None, base_url: str, model: str, endpoint: str |
         overrides["model"] = model
     if endpoint:
         overrides["target.endpoint"] = endpoint
+    if auth:
+        overrides["target.auth"] = auth
     try:
         resolved = load_config(config_path, overrides=overrides)
         embedded = resolved.config.engine.embedded

@@ -26,6 +26,7 @@ import click
 @click.option("--base-url", default="", help="Address of the service, with or without /v1.")
 @click.option("--model", default="", help="Model name to ask for.")
 @click.option("--endpoint", type=click.Choice(["chat", "completions", "responses", "messages"]), help="What it speaks.")
+@click.option("--auth", type=click.Choice(["auto", "bearer", "x-api-key"]), help="How it wants the API key.")
 @click.option("--max-tokens", type=click.IntRange(1, 1_000_000), default=32, show_default=True, help="Length to ask.")
 @click.option("--prompt", default="Say in a few words why queues grow.", help="What to ask.", show_default=True)
 @click.option("--read", type=click.Choice(["prompt", "lazy"]), default="prompt", show_default=True,
@@ -36,6 +37,7 @@ def command(
     base_url: str,
     model: str,
     endpoint: str | None,
+    auth: str | None,
     max_tokens: int,
     prompt: str,
     read: str,
@@ -54,6 +56,8 @@ def command(
         overrides["model"] = model
     if endpoint:
         overrides["target.endpoint"] = endpoint
+    if auth:
+        overrides["target.auth"] = auth
     try:
         resolved = load_config(config_path, overrides=overrides)
         if problems := resolved.placeholders():

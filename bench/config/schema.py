@@ -180,6 +180,9 @@ class Target(Section):
     endpoint: Endpoint = _key(
         "chat", "what is spoken: chat/completions, completions, OpenAI responses or Anthropic messages"
     )
+    auth: Literal["auto", "bearer", "x-api-key"] = _key(
+        "auto", "header of the API key; auto: x-api-key for messages, a bearer token else"
+    )
     api_key_file: Word | None = _key(
         None, "file that holds the API key, when no environment variable does", unit="path"
     )

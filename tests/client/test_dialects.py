@@ -16,9 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.client.answer import AnswerOptions, AnswerReader
+from bench.client.blocking import Channel, _head
 from bench.client.dialects import MESSAGES_EVENTS
 from bench.client.endpoint import parse_base_url
 from bench.client.preflight import PreflightReport, run_preflight
+from bench.client.request import PATHS
 from bench.client.transport import TransportOptions, _fields
 from bench.commands.probe import command
 from bench.config import load_config
@@ -428,8 +430,10 @@ def script_of(endpoint: str, *, refuse: bool = False) -> Any:
     return script
 
 
-def check(url: str, endpoint: str, key: str | None = KEY) -> PreflightReport:
-    overrides = {"base_url": url, "model": "demo-7b", "target.endpoint": endpoint, "target.pin_length": False}
+def check(url: str, endpoint: str, key: str | None = KEY, *, auth: str = "auto") -> PreflightReport:
+    overrides = {
+        "base_url": url, "model": "demo-7b", "target.endpoint": endpoint, "target.auth": auth, "target.pin_length": False,
+    }  # fmt: skip
     return run_preflight(load_config(None, env={}, overrides=overrides), key, env={}, idle_requests=2)
 
 
@@ -449,8 +453,46 @@ def test_the_preflight_is_ready(endpoint: str) -> None:
     assert KEY not in json.dumps(report.to_dict())
 
 
+SENT = {("messages", "auto"): "x-api-key", ("messages", "bearer"): "authorization", ("messages", "x-api-key"): "x-api-key",
+        ("responses", "auto"): "authorization", ("responses", "bearer"): "authorization", ("responses", "x-api-key"): "x-api-key",
+        ("chat", "auto"): "authorization", ("chat", "x-api-key"): "x-api-key"}  # fmt: skip
+
+
+@pytest.mark.parametrize(("endpoint", "auth"), SENT)
+def test_the_key_goes_where_the_config_says(endpoint: str, auth: str) -> None:
+    """By the table above, in the run's transport and in the preflight's blocking one alike."""
+    where, path = parse_base_url("http://127.0.0.1:1"), PATHS[endpoint]
+    texts = [
+        _fields(where, TransportOptions(path=path, auth=auth), KEY).decode(),
+        _head(Channel(where, KEY, path=path, auth=auth), "POST", path, 2, False).decode(),
+    ]
+    value = {"authorization": f"Authorization: Bearer {KEY}", "x-api-key": f"x-api-key: {KEY}"}
+    for text in texts:
+        assert [name for name, line in value.items() if f"{line}\r\n" in text] == [SENT[endpoint, auth]]
+        assert text.count(KEY) == 1 and ("anthropic-version" in text) is (endpoint == "messages")
+
+
+def test_a_service_with_bearer_tokens_on_messages() -> None:
+    """As vLLM with --api-key: 401 for x-api-key; `check` says what to set, and with that check and probe are served."""
+
+    def script(peer: Any) -> None:
+        peer.head = peer.head.replace(b"x-api-key: ", b"x-other: ").replace(b"Authorization: Bearer ", b"x-api-key: ")
+        script_of("messages")(peer)
+
+    with fake.FakeServer(script) as server:
+        refused = check(server.url, "messages")
+        assert refused.failed is not None and refused.failed.code == "CH-401"
+        assert "set target.auth to bearer" in refused.failed.fix
+        assert check(server.url, "messages", auth="bearer").ok
+        assert probe(server.url, "--endpoint", "messages", "--auth", "bearer")[0] == 0
+        code, document, output = probe(server.url, "--endpoint", "messages")
+    assert (code, document["row"]["code"]) == (3, "CH-401") and KEY not in output + json.dumps(refused.to_dict())
+
+
 def test_the_preflight_says_how_the_key_was_sent() -> None:
     with fake.FakeServer(script_of("messages", refuse=True)) as server:
         report = check(server.url, "messages")
+        other = check(server.url, "messages", auth="bearer")
+    assert other.failed is not None and "as a bearer token: set target.auth to auto" in other.failed.fix
     assert not report.ok and report.failed is not None and report.failed.code == "CH-401"
     assert "x-api-key" in report.failed.fix and KEY not in json.dumps(report.to_dict())

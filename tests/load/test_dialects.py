@@ -37,15 +37,16 @@ made = _load("dialect_streams")
 class Service:
     """Answers one dialect with a random number of text events; remembers when it wrote the first and the last."""
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, auth: str = "auto") -> None:
         self.endpoint = endpoint
+        self.bearer = endpoint != "messages" or auth == "bearer"
         self.answers = {"messages": made.messages_answer, "responses": made.responses_answer}[endpoint]
         self.record: dict[str, dict[str, Any]] = {}
         self.unkeyed = 0
 
     def __call__(self, peer: Any) -> None:
         fields = dict(line.split(b": ", 1) for line in peer.head.lower().split(b"\r\n")[1:])
-        keyed = fields.get(b"x-api-key") if self.endpoint == "messages" else fields.get(b"authorization", b"")[7:]
+        keyed = fields.get(b"authorization", b"")[7:] if self.bearer else fields.get(b"x-api-key")
         self.unkeyed += keyed != KEY.encode()
         if peer.head.startswith(b"GET"):
             self._plain(peer, {"data": [{"id": "demo-7b"}]})
@@ -86,9 +87,11 @@ def slack_s(rows: list[dict[str, str]], record: dict[str, Any], column: str, whi
     return max(low for low, _ in starts) - min(high for _, high in starts)
 
 
-@pytest.mark.parametrize("endpoint", ["messages", "responses"])
-def test_times_and_counts_are_those_of_the_service(run_bench: Any, endpoint: str) -> None:
-    service = Service(endpoint)
+@pytest.mark.parametrize(
+    ("endpoint", "auth"), [("messages", "auto"), ("messages", "bearer"), ("responses", "auto")]
+)
+def test_times_and_counts_are_those_of_the_service(run_bench: Any, endpoint: str, auth: str) -> None:
+    service = Service(endpoint, auth)
     with fake.FakeServer(service) as server:
         config = {
             "model": "demo-7b",
@@ -96,7 +99,7 @@ def test_times_and_counts_are_those_of_the_service(run_bench: Any, endpoint: str
             "slo": {"ttft_deadline_ms": 800, "tpot_deadline_ms": 100, "p95_target_ms": 4000},
             "loadgen": {"target_qps": 25, "duration_sec": 2, "input_len_range": [5, 20], "output_len_mu": 3.0},
             "sweep": {"qps": [25], "warmup_sec": 0.2, "drain_limit_sec": 10},
-            "target": {"endpoint": endpoint, "pin_length": False},
+            "target": {"endpoint": endpoint, "auth": auth, "pin_length": False},
             "client": {"read": "auto", "prompt_sample_ratio": 0.5, "drain_interval_ms": 50},
         }
         ran = run_bench(config=config, environment={"BENCH_API_KEY": KEY})
