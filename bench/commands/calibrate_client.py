@@ -201,8 +201,8 @@ def _config(config: Any) -> dict[str, Any]:
         loadgen |= {"arrival_process": "poisson", "trace_file": None}
     data["engine"]["embedded"] = False
     data["target"] |= {
-        "endpoint": "chat", "auth": "auto", "api_key_file": None, "proxy": None, "trust_env": False, "metrics_url": None,
-        "extra_headers": {}, "extra_body": {},
+        "endpoint": "chat", "auth": "auto", "api_key_file": None, "proxy": None, "trust_env": False,
+        "metrics_url": None, "extra_headers": {}, "extra_body": {},
     }  # fmt: skip
     data["sweep"] |= {
         "stage_duration_sec": STAGE_S, "target_duration_sec": None, "min_window_arrivals": 0, "warmup_sec": WARMUP_S,

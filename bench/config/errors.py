@@ -35,7 +35,7 @@ PROBLEMS: dict[str, tuple[str, str]] = {
     "CFG-022": ("error", "chunked prefill is off and a prompt may not fit the token budget whole"),
     "CFG-023": ("warning", "admission.kv_reserve_ratio x oversubscribe_factor is above 1.15"),
     "CFG-024": ("error", "admission.kv_reserve_ratio x oversubscribe_factor is above 2"),
-    "CFG-025": ("warning", "scheduler.batch_size_cap is above both bounds that slo.tpot_deadline_ms sets: v_single x TPOT and the affine one"),
+    "CFG-025": ("warning", "scheduler.batch_size_cap is above both bounds by slo.tpot_deadline_ms"),
     "CFG-026": ("warning", "slo.p95_target_ms cannot be met by answers that just meet both deadlines"),
     "CFG-027": ("error", "a request can never fit engine.max_model_len or the KV pool"),
     "CFG-028": ("error", "scheduler.preemption_mode swap needs swap_space_gb above 0"),
