@@ -17,6 +17,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -37,6 +38,7 @@ class Stops:
         self.say = say
         self.hits = 0
         self.process: subprocess.Popen[str] | None = None
+        self.starting = False  # a process is being made: what comes now is handled once we know it
         self.loading = False  # Locust has said that the run began: it handles the signal in order
         self.writing = False
 
@@ -48,9 +50,23 @@ class Stops:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
+    def start(self, make: Callable[[], subprocess.Popen[str]]) -> subprocess.Popen[str]:
+        """Make the Locust process; a signal in the middle of that must not lose it."""
+        self.starting = True
+        before = self.hits
+        try:
+            self.process = make()
+        finally:
+            self.starting = False
+        if self.hits > before:
+            kill_group(self.process)
+        return self.process
+
     def _handle(self, _signum: int, _frame: Any) -> None:
         self.hits += 1
         self.say.interrupted = True
+        if self.starting:
+            return
         process = self.process
         if process is not None and process.poll() is None:
             if not self.loading or self.hits > 2:
@@ -86,7 +102,7 @@ def locust_command(options: JobOptions, processes: int) -> list[str]:
         host, _, number = options.bind.rpartition(":")
         command += ["--master", "--expect-workers", str(options.workers), "--expect-workers-max-wait", "300"]
         command += ["--master-bind-host", host or "127.0.0.1", "--master-bind-port", number]
-    elif processes > 1:
+    elif hasattr(os, "fork"):  # one worker, too, is a process of its own: it sends and reads, and does nothing else
         port = str(free_port())
         command += ["--processes", str(processes), "--master-bind-host", "127.0.0.1", "--master-bind-port", port]
         command += ["--master-host", "127.0.0.1", "--master-port", port]
@@ -114,18 +130,19 @@ def run_locust(
     say.note("running: " + " ".join(shown(part) for part in command))
     say.plan(plan)
     with (run_dir / "log.txt").open("a", encoding="utf-8") as log:
-        process = subprocess.Popen(
-            command,
-            cwd=Path.cwd(),
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            errors="replace",
-            start_new_session=True,  # Ctrl-C comes to us alone; we pass it on
+        process = stops.start(
+            lambda: subprocess.Popen(
+                command,
+                cwd=Path.cwd(),
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                errors="replace",
+                start_new_session=True,  # Ctrl-C comes to us alone; we pass it on
+            )
         )
-        stops.process = process
         threading.Thread(target=_end_orphans, args=(process,), daemon=True).start()
         try:
             assert process.stdout is not None

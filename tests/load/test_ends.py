@@ -236,3 +236,24 @@ def test_salvage_by_hand_count(tmp_path: Path, cut: int) -> None:
         float(row["intended_s"]) == pytest.approx(2.0 + float(schedule.intended_s[int(row["arrival"])]), abs=1e-6)
         for row in ran.rows()
     )
+
+
+def test_a_stop_while_locust_is_being_started_loses_no_process() -> None:
+    """The signal comes after the fork and before anybody knows the process: it must end all the same."""
+    from bench.commands.locust_process import Stops
+
+    class Quiet:
+        interrupted = False
+
+    say = Quiet()
+    with Stops(say) as stops:  # type: ignore[arg-type]
+
+        def make() -> subprocess.Popen[str]:
+            made = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], text=True,
+                                    start_new_session=True)  # fmt: skip
+            os.kill(os.getpid(), signal.SIGINT)
+            return made
+
+        process = stops.start(make)
+        assert process.wait(timeout=10) == -signal.SIGKILL
+    assert say.interrupted and stops.hits == 1
