@@ -89,15 +89,15 @@ def summary_lines(found: Any, run: Path) -> list[str]:
     lines = verdict_lines(found)
     lines.append("")
     head = f"{'stage':<16}{'planned':>8}{'done/s':>9}{'good/s':>9}{'attain':>9}"
-    lines.append(f"{head}{'TTFT p95':>11}{'TPOT p95':>11}{'E2E p95':>10}  verdict")
+    lines.append(f"{head} {'TTFT p95':>12} {'TPOT p95':>12} {'E2E p95':>12}  verdict")
     measured = [s for s in found.stages if s.verdict != "EMPTY"]
     for s in measured:
         share = s.attainment_joint.value
         cells = [_ms(s.latency["ttft_s"].p95), _ms(s.latency["tpot_s"].p95), _ms(s.latency["e2e_s"].p95)]
         attained = "-" if share is None else f"{share:.4f}"
         lines.append(
-            f"{s.name:<16}{s.planned:>8}{s.completed_qps:>9.2f}{s.goodput_qps:>9.2f}{attained:>9}"
-            f"{cells[0]:>11}{cells[1]:>11}{cells[2]:>10}  {s.verdict}, {s.stationarity}"
+            f"{s.name:<15} {s.planned:>8}{s.completed_qps:>9.2f}{s.goodput_qps:>9.2f}{attained:>9}"
+            f" {cells[0]:>12} {cells[1]:>12} {cells[2]:>12}  {s.verdict}, {s.stationarity}"
         )
     if measured:
         lines.append("done/s: answers that ended in the window; good/s: arrivals planned in it that met the SLO, "

@@ -623,3 +623,15 @@ def test_a_run_without_an_answer_is_the_channels(code: str, layer: str) -> None:
     group = ErrorGroup(layer, code, "timeout", 0, 1000, 0.0, 60.0, "")
     found = judge([frozen], errors=[group])
     assert (found.status, found.exit_code) == ("INVALID", 3) and code in found.reasons[0].text
+
+
+def test_the_columns_of_the_stage_table_never_run_together(tmp_path: Path) -> None:
+    """The longest cells: P95 of 5.4 ms, 54 s and 12.8 s, and a name of the full width."""
+    found = analyse(write_run(tmp_path / "r", [StageSpec(20, 20, 5)], QUICK))
+    stage = found.stages[0]
+    stage.name = "123 chat @123.45"
+    for metric, p95 in (("ttft_s", 54.539), ("tpot_s", None), ("e2e_s", 1234.7721)):
+        stage.latency[metric].p95 = p95
+    line = next(text for text in summary_lines(found, tmp_path) if text.startswith(stage.name))
+    cells = line.removeprefix(stage.name).split()
+    assert cells[0] == str(stage.planned) and cells[4:9] == ["54539.0", "ms", "-", "1234772.1", "ms"]
