@@ -111,16 +111,17 @@ def summary_lines(found: Any, run: Path) -> list[str]:
 
 
 def verdict_lines(found: Any) -> list[str]:
-    """The verdict, its reasons with their next steps, and the capacity; none of it under INVALID. Nothing twice."""
+    """The verdict, its reasons with their next steps, and the capacity; none of it under INVALID."""
     v = found.verdict
     marks = ["INTERRUPTED"] * v.interrupted + ["SIMULATED"] * bool(found.run.get("simulated"))
     marked = f" ({', '.join(marks)})" if marks else ""
     lines = [f"{v.status}{marked}: {v.sentence.removeprefix('INTERRUPTED. ')}"]
     for reason in v.reasons:
         if reason.severity in ("invalid", "fail", "warn"):
-            said = "" if reason.text in v.sentence else f" {reason.text}"
+            if reason.text in v.sentence and not reason.next_step:
+                continue  # the sentence says it all
             step = f" -> {reason.next_step}" if reason.next_step else ""
-            lines.append(f"  {reason.reason_id}:{said}{step}")
+            lines.append(f"  {reason.reason_id}: {reason.text}{step}")
     if v.status != "INVALID" and found.capacity.sentence:
         lines.append(found.capacity.sentence)
     return lines

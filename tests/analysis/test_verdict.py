@@ -347,8 +347,7 @@ def test_a_late_sender_blames_who_did_it(tmp_path: Path, cpu: float, embedded: b
     assert "01 chat @20" in named.text and "00 chat @10" not in named.text  # the stages, not "from a rate on"
     assert ("double the workers" in named.next_step) == (cpu > 0.5)
     lines = verdict_lines(found)
-    assert f" -> {late.next_step}" in "\n".join(lines)
-    assert sum(late.text in line for line in lines) == 1  # the sentence says it; the reason adds its next step
+    assert f"  INV-LAG: {late.text} -> {late.next_step}" in lines  # a reason keeps its text beside its next step
 
 
 def test_one_cause_is_one_diagnosis(tmp_path: Path) -> None:
