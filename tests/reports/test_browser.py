@@ -323,6 +323,17 @@ def test_print_shows_tables_and_light_colours(browser, files):
     device(browser)
 
 
+@pytest.mark.parametrize("name", ["sweep", "sweep-zh"])
+def test_print_is_not_wider_than_the_page(browser, files, name):
+    device(browser, width=718, media="print")  # A4 or Letter less Chromium's margins
+    load(browser, files / f"{name}.html")
+    wide = """return [...document.querySelectorAll("table")].filter(e => e.getBoundingClientRect().right > innerWidth)
+        .map(e => [e.closest(".scroll")?.getAttribute("aria-label"), e.getBoundingClientRect().right])"""
+    assert browser.execute_script(wide) == []
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= 718
+    device(browser)
+
+
 def test_axe_finds_nothing_serious(browser, files):
     spec = pytest.importorskip("importlib.util").find_spec("axe_core_python")
     path = Path(os.environ.get("BENCH_AXE_JS") or (Path(spec.origin).parent / "axe.min.js" if spec else "axe.min.js"))
