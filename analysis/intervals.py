@@ -5,7 +5,7 @@ inflation and effective sample size, Wilson intervals, MSER-5.
 Does not: read files, know what a stage is, or judge.
 
 1. An interval never pretends independence: neighbours in a queue share its state.
-2. When the data cannot carry an interval, it is flagged unreliable, not narrowed.
+2. When the data cannot carry an interval, it is flagged unreliable and withheld, not narrowed.
 
 Source: queueing.md 5.1-5.3 of the project's notes (docs/analysis.md, "Intervals");
 Law, Simulation Modeling and Analysis, batch means; White 1997, MSER.
@@ -13,7 +13,7 @@ Law, Simulation Modeling and Analysis, batch means; White 1997, MSER.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy import special
@@ -35,6 +35,7 @@ MIN_STATES = 40
 # The window may hold none of the long excursions that the long run has. What that adds to the
 # variance was set by simulation: a share of 24/states brings coverage to the nominal level.
 EXCURSION_STATES = 24.0
+UNRELIABLE = "withheld: interval unreliable"
 
 
 @dataclass(frozen=True)
@@ -195,6 +196,24 @@ def memory_factor(states: float, batches: int) -> float:
 
 
 def quantile_interval(
+    values: np.ndarray, share: float = 0.95, batches: int = BATCHES, states: float | None = None
+) -> BatchInterval | None:
+    """`batch_interval` as it is published: without its ends where they are not to be relied on.
+
+    That is where it is flagged unreliable, and where it reaches below the smallest or above the
+    largest value of the sample: four degrees of freedom on a logarithm then speak, not the data.
+    """
+    found = batch_interval(values, share, batches, states)
+    if found is None:
+        return None
+    low, high = found.low, found.high
+    within = low is not None and high is not None and np.nanmin(values) <= low and high <= np.nanmax(values)
+    if found.reliable and within:
+        return found
+    return replace(found, low=None, high=None, method=UNRELIABLE, reliable=False)
+
+
+def batch_interval(
     values: np.ndarray, share: float = 0.95, batches: int = BATCHES, states: float | None = None
 ) -> BatchInterval | None:
     """Batch-means interval of a percentile; None when a batch would hold too few values.

@@ -19,9 +19,9 @@ import numpy as np
 
 from analysis.batching import StepLaw
 from analysis.intervals import (
+    batch_interval,
     independent_states,
     inflation_ceiling,
-    quantile_interval,
     split,
     variance_inflation,
     wilson,
@@ -87,7 +87,7 @@ def coverage(repeats: int, truths: int) -> list[dict]:
         covered, reliable, values = 0, 0, []
         for seed in range(repeats):
             s = simulate(qps, 310_000 + seed)
-            found = quantile_interval(s.residence(), states=s.states())
+            found = batch_interval(s.residence(), states=s.states())
             assert found is not None and found.low is not None and found.high is not None
             covered += found.low <= truth <= found.high
             reliable += found.reliable

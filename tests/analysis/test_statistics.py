@@ -12,6 +12,7 @@ from scipy import stats
 from analysis.attainment import arrivals_needed, binding_clause, decide, hits, share_interval
 from analysis.intervals import (
     batch_correction,
+    batch_interval,
     independent_states,
     mser5,
     quantile_interval,
@@ -189,7 +190,7 @@ def test_batch_interval_covers_independent_lognormals() -> None:
     covered = 0
     for seed in range(200):
         x = np.random.default_rng(seed).lognormal(0, 0.6, 1000)
-        found = quantile_interval(x)
+        found = batch_interval(x)
         covered += found.low <= truth <= found.high
     assert covered / 200 >= 0.89
 
@@ -197,9 +198,26 @@ def test_batch_interval_covers_independent_lognormals() -> None:
 def test_batch_interval_limits() -> None:
     assert quantile_interval(np.ones(74)) is None  # five batches of 15 need 75
     found = quantile_interval(np.array([1.0] * 800 + [INF] * 200))
-    assert found.high == INF and not found.reliable and found.value == INF
+    assert found.low is found.high is None and not found.reliable and found.value == INF
     constant = quantile_interval(np.full(500, 2.0))
     assert constant.low == constant.high == 2.0 and constant.reliable
+
+
+def test_an_interval_beyond_the_data_is_withheld() -> None:
+    """Near overload: the wait grows over 200 arrivals from 20 ms to 2 s, so the batches differ a hundredfold."""
+    growing = np.geomspace(0.02, 2.0, 200) * np.random.default_rng(3).uniform(0.9, 1.1, 200)
+    raw = batch_interval(growing, states=3.0)
+    assert raw.low < growing.min() and raw.high > growing.max()  # what would have been printed
+    found = quantile_interval(growing, states=3.0)
+    assert (found.low, found.high, found.reliable, found.value) == (None, None, False, raw.value)
+    assert found.method == "withheld: interval unreliable"
+    # wide, with nothing that flags it: 15 values per batch, one batch ten times slower
+    uneven = np.random.default_rng(5).permuted(np.tile(np.linspace(1, 2, 15), (5, 1)), axis=1)
+    uneven[2] *= 10
+    flat = uneven.ravel()
+    assert batch_interval(flat).high > flat.max() and quantile_interval(flat).high is None
+    steady = np.random.default_rng(7).lognormal(0, 0.6, 4000)
+    assert quantile_interval(steady) == batch_interval(steady) and quantile_interval(steady).reliable
 
 
 def test_independent_states_of_an_ar1_series() -> None:
