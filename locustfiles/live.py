@@ -41,6 +41,7 @@ LATENCIES = {
     "send_lag": "send_lag_s", "itl_p99": "itl_p99_s",
 }  # fmt: skip
 FAILED_IS_INFINITE = ("ttft", "ttfo", "tpot", "e2e")
+Z_95 = 1.959963984540054  # two-sided 95 % quantile of the normal distribution
 SAME_RATE = 1e-6
 
 
@@ -71,6 +72,15 @@ def seen(rows: Any) -> Iterable[Seen]:
     if hasattr(rows, "column"):
         return map(Seen._make, zip(*(rows.column(name) for name in Seen._fields), strict=True))
     return (Seen._make(_seen(row)) for row in rows)
+
+
+def wilson_low(share: float, n: int) -> float:
+    """Lower end of the 95 % Wilson interval of a share of n; the upper end is 1 - wilson_low(1 - share, n).
+
+    (p + z²/2n - z sqrt(p(1-p)/n + z²/4n²)) / (1 + z²/n), as the analysis has it for independent arrivals.
+    """
+    z2 = Z_95 * Z_95 / n
+    return (share + z2 / 2 - math.sqrt(z2 * share * (1 - share) + z2 * z2 / 4)) / (1 + z2)
 
 
 class Histogram:
@@ -339,18 +349,23 @@ class Stage:
         return min(max(now_s - self.start_s, 0.0), self.plan.duration_s) if self.start_s is not None else 0.0
 
     def verdict(self, now_s: float) -> str:
-        """How it stands: `holds`, `misses`, `open`, `warm-up`; ended: `held`, `missed`, `not run`, `not measured`."""
+        """How it stands: `holds`, `misses`, `open`, `warm-up`, `too few arrivals`; ended: `held`, `missed`, `not run`.
+
+        As in the report, a side is taken when the Wilson interval of the share lies on it; `not measured` is an ended
+        stage with cancelled answers. `too few arrivals`: not even hits alone could decide for the SLO.
+        """
         pair = self.attainment(now_s)
         if pair is None:
             return "not run" if self.state == "ended" else "warm-up"
         ended = self.state == "ended"
         if ended and self.cancelled:
             return "not measured"
-        if pair[0] >= self.slo.target:
+        due, target = self.due(now_s), self.slo.target
+        if wilson_low(pair[0], due) >= target:
             return "held" if ended else "holds"
-        if pair[1] < self.slo.target:
+        if 1 - wilson_low(1 - pair[1], due) < target:
             return "missed" if ended else "misses"
-        return "open"
+        return "too few arrivals" if wilson_low(1.0, due) < target else "open"
 
     def number(self, metric: str) -> float | None:
         """A count metric of the ended stage, over all its planned arrivals."""
@@ -515,7 +530,8 @@ class Live:
             return f"fails so far: the SLO is missed at {where}"
         if words <= {"held", "holds"}:
             return f"passes so far: the SLO holds at {where}"
-        return f"open: the stage at {where} is not decided"
+        few = ": too few arrivals so far" if "too few arrivals" in words else ""
+        return f"open: the stage at {where} is not decided{few}"
 
     def _is_target(self, stage: Stage) -> bool:
         rate = self.target_qps

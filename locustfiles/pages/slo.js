@@ -102,12 +102,14 @@
   // -- what is drawn ----------------------------------------------------------------------
 
   function byRate(stages, name, title, limit) {
+    const measured = stages.some((s) => s[name].p95 !== null);
     const worst = stages.filter((s) => s[name].p95 === "inf" || s[name].p95 > limit);
     const inks = { p50: ["blue", ""], p95: ["purple", "6 3"], p99: ["green", "2 3"] };
     return {
       title, x: "offered, requests/s", y: "ms", log: true, limit: { y: limit * 1000, name: `deadline ${label(limit * 1000)} ms` },
       caption: !stages.length ? "" : worst.length
-        ? `p95 is above the deadline from ${label(Math.min(...worst.map((s) => s.offered_qps)))} requests/s.` : "p95 is within the deadline so far.",
+        ? `p95 is above the deadline from ${label(Math.min(...worst.map((s) => s.offered_qps)))} requests/s.`
+          : measured ? "p95 is within the deadline so far." : "No p95 yet.",
       series: Object.entries(inks).map(([p, [ink, dash]]) => ({
         name: p, ink, dash, dots: true, points: stages.filter((s) => s[name][p] !== null).map((s) => [s.offered_qps, s[name][p] === "inf" ? "inf" : s[name][p] * 1000]),
       })),

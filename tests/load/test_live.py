@@ -12,6 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from analysis.attainment import arrivals_needed, decide
+from analysis.intervals import wilson
+from bench.records.analysis import Interval
 from bench.records.packing import batch_of, pack, unpack
 from bench.records.request import RequestRow
 from bench.workload.plan import build_plan
@@ -83,10 +86,10 @@ def test_attainment_is_over_what_was_due_and_open_answers_make_it_a_range() -> N
     assert stage.planned == 8 and stage.attainment(101.5) is None and stage.verdict(101.5) == "warm-up"
     live.add_rows(0, [row(0, phase="warmup"), row(2, intended_s=102.0), row(3, "error", intended_s=103.0)])
     assert stage.attainment(105.5) == (1 / 4, 3 / 4)  # due: 2 3 4 5; met 1, failed 1, open 2
-    assert stage.verdict(105.5) == "misses"  # even if both open ones meet it, 0.75 < 0.9
+    assert stage.verdict(105.5) == "too few arrivals"  # 3 of 4 happens by chance at 0.9
     live.add_rows(0, [row(i, intended_s=100.0 + i) for i in range(4, 10)])
     assert stage.attainment(105.5) == (7 / 8, 7 / 8)  # rows count as due, whatever the clock says
-    assert live.end_stage(111.0, []) == [] and stage.verdict(200.0) == "missed"
+    assert live.end_stage(111.0, []) == [] and stage.verdict(200.0) == "too few arrivals"
     assert live.add_rows(1, [row()]) is None and stage.rows == 8  # rows of another stage are left out
 
 
@@ -125,6 +128,24 @@ def test_an_answer_that_a_stop_cancelled_decides_nothing(packed: bool, halted: b
     assert stage.verdict(106.0) == "not measured" and "not decided" in live.verdict(106.0)
     live.finish()
     assert live.summary(106.0)["in_flight"] == 0  # the page takes it from here: nothing is open now
+
+
+@pytest.mark.parametrize("n", [1, 7, 34, 35, 60])
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.8, 1.0])
+def test_a_stage_is_decided_as_the_report_decides_it(n: int, share: float) -> None:
+    met = round(share * n)
+    live = opened()
+    stage = live.open_stage(live.plan.stages[0], [2.0 + 0.01 * i for i in range(n)])
+    live.begin_stage(100.0)
+    live.add_rows(0, [row(i, "ok" if i < met else "error", intended_s=102.0 + 0.01 * i) for i in range(n)])
+    low, high = wilson(met, n)
+    words = {"MET": ("holds", "held"), "NOT_MET": ("misses", "missed")}
+    few = "too few arrivals" if n < arrivals_needed(0.9) else "open"
+    wanted = words.get(decide(Interval(value=met / n, low=low, high=high, n=n), 0.9), (few, few))
+    assert stage.verdict(109.0) == wanted[0]
+    live.end_stage(111.0, [])
+    assert stage.verdict(111.0) == wanted[1]
+    assert live.verdict(111.0).endswith("is not decided: too few arrivals so far") == (wanted[1] == "too few arrivals")
 
 
 def test_every_arrival_counts_with_the_deadlines_of_its_class() -> None:
@@ -246,10 +267,10 @@ def test_the_verdict_so_far_in_every_state() -> None:
     assert live.verdict(0.0) == "not started: bad rates"
     live = opened((20.0, 40.0))
     assert live.problem == ""
-    live.open_stage(live.plan.stages[0], [3.0, 4.0])
+    live.open_stage(live.plan.stages[0], [3.0 + 0.01 * i for i in range(40)])
     live.begin_stage(0.0)
     said = [live.verdict(3.5)]
-    live.add_rows(0, [row(0), row(1)])
+    live.add_rows(0, [row(i) for i in range(40)])
     said.append(live.verdict(4.5))
     live.end_stage(11.0, [])
     live.stages[0].met = 0
@@ -263,9 +284,9 @@ def test_a_rate_above_the_target_that_held_speaks_for_the_target() -> None:
     live = opened((20.0, 40.0))
     live.target_qps = 30.0
     for index, words in ((0, "open: 30 requests/s is not among"), (1, "passes so far: the SLO holds at 40 requests/s")):
-        live.open_stage(live.plan.stages[index], [3.0])
+        live.open_stage(live.plan.stages[index], [3.0] * 40)
         live.begin_stage(0.0)
-        live.add_rows(index, [row(0)])
+        live.add_rows(index, [row(i) for i in range(40)])
         live.end_stage(11.0, [])
         assert live.verdict(12.0).startswith(words)
 

@@ -84,10 +84,11 @@ def test_the_run_in_the_tab_and_on_the_page(served: Page) -> None:
     assert second["slo"] == {"ttft_s": 0.7, "tpot_s": 0.09, "attainment": 0.9} and second["seed"] == 5
     assert second["model"] == "embedded" and second["planned_stages"] == 2
     first = second["stages"][0]
-    assert first["state"] == "ended" and first["verdict"] == "held" and first["attainment"] == [1.0, 1.0]
+    held = "held" if first["due"] >= 35 else "too few arrivals"  # 35 hits reach 0.9 with their Wilson interval
+    assert first["state"] == "ended" and first["verdict"] == held and first["attainment"] == [1.0, 1.0]
     rows = tab(served)
     assert [r["stage"][:11] for r in rows[1:]] == ["01 chat @25", "00 chat @15"] and rows[0]["offered"] == "target 20"
-    assert re.fullmatch(r"100\.00 % of \d+", rows[2]["attainment"]) and rows[2]["verdict"] == "held"
+    assert re.fullmatch(r"100\.00 % of \d+", rows[2]["attainment"]) and rows[2]["verdict"] == held
     assert re.fullmatch(r"[\d.]+ / [\d.–]+ / [\d.–]+", rows[2]["ttft"]) and float(rows[2]["arrived"]) > 5
 
     done = wait_until(served, lambda d: d["state"] == "finished")
