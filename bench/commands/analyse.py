@@ -86,9 +86,12 @@ def _analyse(run: Path, as_json: bool, **overrides: Any) -> int:
 
 def summary_lines(found: Any, run: Path) -> list[str]:
     """The verdict, its reasons, the capacity and one line per stage, as text."""
+    from analysis.run_files import read_stages
+
+    planned = {(row.stage, row.repeat): row.planned for row in read_stages(run)[0]}
     lines = verdict_lines(found)
     lines.append("")
-    head = f"{'stage':<16}{'planned':>8}{'done/s':>9}{'good/s':>9}{'attain':>9}"
+    head = f"{'stage':<16}{'planned':>8}{'window':>8}{'done/s':>9}{'good/s':>9}{'attain':>9}"
     lines.append(f"{head} {'TTFT p95':>12} {'TPOT p95':>12} {'E2E p95':>12}  verdict")
     measured = [s for s in found.stages if s.verdict != "EMPTY"]
     for s in measured:
@@ -96,10 +99,13 @@ def summary_lines(found: Any, run: Path) -> list[str]:
         cells = [_ms(s.latency["ttft_s"].p95), _ms(s.latency["tpot_s"].p95), _ms(s.latency["e2e_s"].p95)]
         attained = "-" if share is None else f"{share:.4f}"
         lines.append(
-            f"{s.name:<15} {s.planned:>8}{s.completed_qps:>9.2f}{s.goodput_qps:>9.2f}{attained:>9}"
+            f"{s.name:<15} {planned.get((s.stage, s.repeat), '-'):>8}{s.planned:>8}"
+            f"{s.completed_qps:>9.2f}{s.goodput_qps:>9.2f}{attained:>9}"
             f" {cells[0]:>12} {cells[1]:>12} {cells[2]:>12}  {s.verdict}, {s.stationarity}"
         )
     if measured:
+        lines.append("planned: arrivals of the whole stage in stages.csv; window: rows found that were due in the "
+                     "measurement window")  # fmt: skip
         lines.append("done/s: answers that ended in the window; good/s: arrivals planned in it that met the SLO, "
                      "whenever they ended")  # fmt: skip
     missing = [s.name for s in found.stages if s.verdict == "EMPTY"]

@@ -626,11 +626,24 @@ def test_a_run_without_an_answer_is_the_channels(code: str, layer: str) -> None:
 
 def test_the_columns_of_the_stage_table_never_run_together(tmp_path: Path) -> None:
     """The longest cells: P95 of 5.4 ms, 54 s and 12.8 s, and a name of the full width."""
-    found = analyse(write_run(tmp_path / "r", [StageSpec(20, 20, 5)], QUICK))
+    folder = write_run(tmp_path / "r", [StageSpec(20, 20, 5)], QUICK)
+    found = analyse(folder)
     stage = found.stages[0]
     stage.name = "123 chat @123.45"
     for metric, p95 in (("ttft_s", 54.539), ("tpot_s", None), ("e2e_s", 1234.7721)):
         stage.latency[metric].p95 = p95
-    line = next(text for text in summary_lines(found, tmp_path) if text.startswith(stage.name))
+    line = next(text for text in summary_lines(found, folder) if text.startswith(stage.name))
     cells = line.removeprefix(stage.name).split()
-    assert cells[0] == str(stage.planned) and cells[4:9] == ["54539.0", "ms", "-", "1234772.1", "ms"]
+    assert cells[1] == str(stage.planned) and cells[5:10] == ["54539.0", "ms", "-", "1234772.1", "ms"]
+
+
+def test_the_planned_column_is_the_plan_where_rows_are_lost(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "r", [StageSpec(20, 20, 5)], QUICK, locust_csv=False)
+    lines = (folder / "requests.csv").read_text().splitlines(keepends=True)
+    (folder / "requests.csv").write_text("".join(lines[: len(lines) // 2]))
+    found = analyse(folder)
+    table = [text.split() for text in summary_lines(found, folder)]
+    cells = next(row for row in table if row[:2] == ["00", "chat"])
+    assert cells[3:5] == [str(len(lines) - 1), str(found.stages[0].planned)] and found.stages[0].planned < len(lines) // 2
+    (folder / "stages.csv").unlink()  # no plan: no number
+    assert next(text.split() for text in summary_lines(found, folder) if text.startswith("00 chat"))[3] == "-"
