@@ -17,7 +17,7 @@ Does not: send load, wait, or keep state; `shapes/knee_search.py` walks the sear
    allowed one. A share is unbiased whatever the length of a stage; a quantile of a short stage is
    not: it misses the long excursions. The interval is Fieller's, with the variance inflated to what
    stages and batches show. A curve that jumps has no slope to fit: then the knee is the bracket.
-5. Stop when the interval is narrow enough after at least MIN_NEAR informative stages, or when the
+5. Stop when the interval, before WIDER, is narrow enough after at least MIN_NEAR informative stages, or when the
    next stage, with its drain at the limit, and the hold would not fit the budget; never later.
 6. The last stage is a hold at the watermark, which proves it.
 
@@ -44,19 +44,22 @@ USUAL_DISPERSION = 10.0  # of misses in a queue near its knee; replaced by what 
 SEEN_STATES = 0.4  # over the allowed share of misses: 40 independent states at .99, 4 at .9
 CLUSTERS_PER_STATE = 3.0  # misses forget faster than the number in flight; by simulation, 2.5 (mm1) to 4 (batching)
 MIN_SURE = 50  # arrivals below which no rate is decided
-# Of the deadline: every part of the stage below it decides for `under`. At the knee of the reference service a stage of
-# five minutes has no miss at all in one case of three, with parts up to .8: at that limit three searches of 16 put
-# the lower end of their interval above the knee.
-FAR_INSIDE = 0.4
+# Of the deadline: every part of the stage below it decides for `under`. A limit of .8 lets rates above the knee
+# through, .4 leaves too few rates decided; docs/evidence/knee_search.md.
+FAR_INSIDE = 0.6
 TRIES = 2  # measurements of one rate before it counts as near the knee
 MIN_NEAR = 3.0  # stages' worth of weight near the crossing before the interval may end the search
 KERNEL = 1.5  # sd of the weight in logits of the miss share: 0.01 counts fully, 0.001 and 0.1 a third
 STOPPING = 2.5  # set by simulation, docs/evidence/knee_search.md
+# Factor on the standard error of the fit, set by the same simulations. The search stops by the width without it:
+# 1.2 in the stop rule too costs a fifth more time, up to the whole budget.
+WIDER = 1.2
 MAX_DEGREES = 30
 NEAREST, FARTHEST = 0.02, 0.08  # distance of a refining rate from the estimate, relative
 HOLD_SHARE = sum(WATERMARK) / 2
 LAST_INVALID = 3  # stages in a row that may be INVALID
 METHOD = "adaptive search"
+FIT = "quasi-binomial fit"
 
 
 @dataclass(frozen=True)
@@ -257,7 +260,7 @@ def estimate(probes: Sequence[Probe], target: float) -> Crossing:
         text = f"{METHOD}: between the nearest rates that are decided; the curve between them is not known"
         return Crossing("crossing", value, found.low, found.high, text, found.low)
     text = (
-        f"{METHOD}: quasi-binomial fit of the misses near the target, {curve.near:.1f} stages' weight, "
+        f"{METHOD}: {FIT} of the misses near the target, {curve.near:.1f} stages' weight, "
         f"variance {curve.inflation:.1f} times that of independent arrivals"
     )
     return Crossing("crossing", interval[1], interval[0], interval[2], text, found.low)
@@ -309,7 +312,7 @@ def fit_curve(probes: Sequence[Probe], target: float) -> Curve | None:
     pooled = (freedom * stages + inside * batches) / (freedom + inside)
     # The search tends to stop when the dispersion happens to look small: few stages count less.
     inside_memory = clusters([p for p, w in zip(probes, near, strict=True) if w > 0.2])
-    inflation = max(1.0, batches, pooled, inside_memory) * (1 + STOPPING / float(near.sum()))
+    inflation = max(1.0, batches, pooled, inside_memory) * (1 + STOPPING / float(near.sum())) * WIDER**2
     bread = design.T @ (design * (variance * near)[:, None])
     meat = design.T @ (design * (variance * near**2)[:, None])
     inverse = np.linalg.inv(bread)
@@ -360,11 +363,15 @@ def next_step(probes: Sequence[Probe], target: float, limits: Limits, spent: Spe
 
 
 def narrow(found: Crossing, limits: Limits) -> bool:
-    """Whether the interval of a crossing is as narrow as asked."""
+    """Whether the interval of a crossing is as narrow as asked; that of a fit before WIDER."""
     if found.kind != "crossing" or found.value is None or found.low is None or found.high is None:
         return False
     width = found.high - found.low
-    return width <= max(limits.width_qps, limits.width_ratio * found.value)
+    return width <= _wider(found) * max(limits.width_qps, limits.width_ratio * found.value)
+
+
+def _wider(found: Crossing) -> float:
+    return WIDER if FIT in found.method else 1.0
 
 
 def _wish(probes: Sequence[Probe], found: Crossing, target: float, limits: Limits) -> Step:
@@ -419,17 +426,24 @@ def _refine(
     ends_known = min(len(rates[low]), len(rates[high])) >= TRIES
     if narrow(found, limits) and (ends_known if interval is None else curve is not None and curve.near >= MIN_NEAR):
         width = (found.high or high) - (found.low or low)
-        return Step("stop", None, 0.0, f"the interval of the knee is {width:.3g} requests/s wide, as asked")
+        wider = _wider(found)
+        text = f", before it is widened by {wider:g}" if wider > 1 else ""
+        text = f"the interval of the knee is {width / wider:.3g} requests/s wide{text}, as asked"
+        return Step("stop", None, 0.0, text)
     if interval is None and narrow(found, limits):
         rate = min((low, high), key=lambda q: sum(p.window_s for p in rates[q]))
         text = "the bounds are close: measure the one that is known less again"
         return Step("measure", rate, 2 * limits.stage_s, text)
     if interval is None or high / low > WIDE:
         rate = _divide(rates, low, high)
-        if rate in rates and len(rates[rate]) > TRIES and (curve is None or interval is None):
-            rate = _round(math.sqrt(rate * (high if len(rates[rate]) % 2 else low)))
-        longer = limits.stage_s * 2 ** min(len(rates.get(rate, [])), TRIES)
-        return Step("measure", rate, longer, f"the knee lies between {low:g} and {high:g} requests/s: divide")
+        beside = [rate, _round(math.sqrt(rate * high)), _round(math.sqrt(rate * low))]  # for a rate that stays open
+        tries = [len(rates.get(q, [])) for q in beside]
+        if interval is None or min(tries) <= TRIES:
+            at = next((i for i, n in enumerate(tries) if n <= TRIES), tries.index(min(tries)))
+            longer = limits.stage_s * 2 ** min(tries[at], TRIES)
+            text = f"the knee lies between {low:g} and {high:g} requests/s: divide"
+            return Step("measure", beside[at], longer, text)
+    assert interval is not None
     value, assumed = interval[1], found.value
     half = (interval[2] - interval[0]) / 2 / value
     offset = min(max(0.5 * half, NEAREST), FARTHEST)
