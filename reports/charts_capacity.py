@@ -471,6 +471,8 @@ def _rates_caption(ctx: Context) -> str:
                 good=f.rate(waste.goodput_qps),
             )
         )
+    if any(s.goodput_qps > s.completed_qps for s in ctx.trusted()):
+        parts.append(t("cap_rates_sets"))
     return " ".join(parts)
 
 

@@ -34,10 +34,9 @@ CLIENT_KEYS = (
     "offset_s",
     "bound_s",
 )
-WORST_KEYS = (
+WORST_KEYS = (  # stage and arrival name a request; its id repeats them and takes a third of the page
     "stage",
     "arrival",
-    "request_id",
     "status",
     "code",
     "worker",
@@ -220,9 +219,10 @@ def _survivors(ctx: Context, p: Percentiles | None) -> str:
 
 
 def stage_notes(ctx: Context) -> list[str]:
-    """Footnotes: withheld percentiles with their reason, and what ∞ means."""
+    """Footnotes: what the rates count, what ∞ means, withheld percentiles with their reason."""
     t = ctx.words
-    notes = (
+    notes = [t("cap_rates_sets")] if any(s.completed_qps or s.goodput_qps for s in ctx.stages) else []
+    notes += (
         [t("note_infinite")]
         if any(number(p.p99) == float("inf") for s in ctx.stages for p in s.latency.values())
         else []

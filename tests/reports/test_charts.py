@@ -277,6 +277,15 @@ def test_plots_keep_their_width_whatever_the_interval(case):
             assert plot_width(inner) == spec["width"], (case, chart.chart_id)
 
 
+def test_goodput_above_completed_is_explained_in_the_caption():
+    ctx = context("sweep")
+    for s in ctx.stages:
+        s.goodput_qps = min(s.goodput_qps, s.completed_qps)
+    assert "ended in the window" not in charts_capacity.rates(ctx).caption
+    ctx.trusted()[0].goodput_qps = ctx.trusted()[0].completed_qps + 0.4
+    assert "ended in the window" in charts_capacity.rates(ctx).caption
+
+
 def test_a_single_stage_keeps_its_width_and_names_what_is_withheld():
     ctx = context("one_stage")
     p = ctx.analysis.stages[0].latency["ttft_s"]

@@ -134,6 +134,13 @@ def test_withheld_percentiles_say_why_with_n(pages):
     assert "p99 withheld for too few independent arrivals in " in text_of(html)
 
 
+def test_stage_table_says_what_its_rates_count_and_slow_requests_stand_without_their_id(pages):
+    html = pages("sweep")
+    stages = text_of(html.partition('<section id="stages"')[2].partition("</section>")[0])
+    assert "goodput the arrivals planned in it" in stages
+    assert "The 12 slowest requests" in text_of(html) and "r-7-40" not in html
+
+
 def test_hostile_text_is_only_text(pages):
     for lang in ("en", "zh-CN"):
         html = pages("sweep", lang)
