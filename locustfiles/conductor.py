@@ -16,6 +16,7 @@ import datetime
 import logging
 import os
 import secrets
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -240,7 +241,11 @@ class Conductor(StageRun):
         self.environment.process_exit_code = self._exit_code()
         for problem in info.problems:
             log.warning("%s", problem)
-        log.info("run %s is complete: %s", info.run_id, self.collector.run_dir)
+        folder = self.collector.run_dir
+        step = f"bench analyse {shlex.quote(str(folder))}"
+        if self._part != WHOLE:
+            step = "with the folders of all parts, bench recover PART1 PART2 ... --into MERGED"
+        log.info("run %s is complete: %s; next: %s", info.run_id, folder, step)
 
     def _exit_code(self) -> int:
         """2 the parts did not meet, 130 interrupted, 4 the record is not whole, else 0: the analysis judges the SLO."""

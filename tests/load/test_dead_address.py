@@ -29,6 +29,7 @@ def test_no_arrival_waits_for_the_connection_of_another(run_locust: Any, tmp_pat
         sock.close()
     rows = ran.rows()
     assert len(rows) > 30 and {row["code"] for row in rows} == {"CH-TO-CONNECT"}, ran.err[-500:]
+    assert f"is complete: {ran.run_dir}; next: bench analyse {ran.run_dir}" in ran.err, ran.err[-500:]
     assert all(row["sent_s"] == "" for row in rows)
     # done = due + limit when it began at its time; had it queued behind others, the waits would add up to 30 s and more
     waits = sorted(float(row["done_s"]) - float(row["intended_s"]) for row in rows)
