@@ -24,6 +24,7 @@ from reports.charts import (
     log_scale,
     middle,
     rate_axis,
+    rate_list,
     rule_y,
     spread,
 )
@@ -55,13 +56,21 @@ def latency(ctx: Context, name: str) -> Chart:
     endless: list[dict[str, Any]] = []
     band: list[dict[str, Any]] = []
     dots: list[dict[str, Any]] = []
+    piece = dict.fromkeys(STATISTICS, 0)  # a line is broken where its percentile is withheld
     for qps, group in ctx.by_rate():
         steady = all(s.stationarity != "UNSTABLE" for s in group)
         for row, statistic in enumerate(STATISTICS):
             value = spread(group, lambda s, st=statistic: _value(s, metric, st))
             if value is None:
+                piece[statistic] += 1
                 continue
-            base = {"x": qps, "stat": statistic, "steady": steady, "n": sum(s.planned for s in group)}
+            base = {
+                "x": qps,
+                "stat": statistic,
+                "piece": piece[statistic],
+                "steady": steady,
+                "n": sum(s.planned for s in group),
+            }
             if math.isinf(value):
                 endless.append({**base, "row": row})
             elif value > 0:
@@ -108,7 +117,7 @@ def latency(ctx: Context, name: str) -> Chart:
             alt.Chart(data(dots)).mark_circle(color=ink(name), opacity=0.45, size=16).encode(x=rate_axis(ctx), y=y)
         )
     drawn = alt.Chart(data(points))
-    layers.append(drawn.mark_line(color=ink(name)).encode(x=rate_axis(ctx), y=y, strokeDash=dash))
+    layers.append(drawn.mark_line(color=ink(name)).encode(x=rate_axis(ctx), y=y, strokeDash=dash, detail="piece:N"))
     if deadline:
         layers += rule_y(deadline * factor, t("label_slo", value=f.duration(deadline)), "slo", [8, 4], "left")
     layers += front
@@ -197,6 +206,14 @@ def _latency_caption(ctx: Context, name: str, metric: str, deadline: float | Non
                 high=f.asked(over[0] if over else known[-1][0]),
             )
         )
+    withheld = [
+        qps
+        for qps, group in ctx.by_rate()
+        if any(metric in s.latency and s.latency[metric].n for s in group)
+        and spread(group, lambda s: _value(s, metric, "p95")) is None
+    ]
+    if withheld:
+        parts.append(t("cap_latency_gap", list=rate_list(withheld)))
     if any(s.stationarity == "UNSTABLE" for s in ctx.stages):
         parts.append(t("cap_hollow"))
     if ctx.repeated():

@@ -277,6 +277,22 @@ def test_plots_keep_their_width_whatever_the_interval(case):
             assert plot_width(inner) == spec["width"], (case, chart.chart_id)
 
 
+def test_a_latency_line_is_broken_where_its_percentile_is_withheld():
+    ctx = context("sweep")
+    assert "broken" not in charts_capacity.latency(ctx, "ttft").caption
+    gap = sorted({s.offered_qps for s in ctx.trusted()})[2]
+    for s in ctx.stages:
+        if s.offered_qps == gap:
+            s.latency["ttft_s"].withheld = {"p95": "60 values; 72 are needed"}
+    chart = charts_capacity.latency(ctx, "ttft")
+    assert f"withheld at {gap:g} requests/s" in chart.caption
+    rows = [v for rows in chart.spec["datasets"].values() for v in rows if "piece" in v]
+    sides = {stat: {v["x"] < gap: v["piece"] for v in rows if v["stat"] == stat} for stat in ("p50", "p95")}
+    assert sides["p95"][True] != sides["p95"][False] and sides["p50"][True] == sides["p50"][False]
+    lines = [v for v in chart.spec["layer"] if isinstance(v["mark"], dict) and v["mark"]["type"] == "line"]
+    assert lines[0]["encoding"]["detail"]["field"] == "piece"
+
+
 def test_goodput_above_completed_is_explained_in_the_caption():
     ctx = context("sweep")
     for s in ctx.stages:
