@@ -118,6 +118,23 @@ def _check_latencies(ledger: Ledger, status: np.ndarray, problems: list[LedgerPr
         gone = np.isnan(c[name]) & ~np.isnan(derived)
         if gone.any():
             c[name] = np.where(gone, derived, c[name])
+    off |= _tpot_is_off(c)
     if off.any():
         text = f"{int(off.sum())} rows have a latency that is not the difference of its time stamps"
         problems.append(_problem("LED-011", text, ledger, off))
+
+
+def _tpot_is_off(c: dict[str, np.ndarray]) -> np.ndarray:
+    """Rows whose TPOT is not (last - first) / (tokens - 1), or is missing though both times and the tokens are known.
+
+    An absent TPOT is filled in where the rows have one by the definition: an empty cell must not meet the clause.
+    """
+    tokens, chunks = c["output_tokens"].astype(float), c["chunks"]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        derived = (c["last_token_s"] - c["first_token_s"]) / (tokens - 1)
+        derived[~((tokens >= 2) & ((chunks >= 2) | np.isnan(chunks)))] = np.nan
+        off = np.abs(derived - c["tpot_s"]) > CLOCK_SLACK_S
+    gone = np.isnan(c["tpot_s"]) & ~np.isnan(derived)
+    if gone.any():
+        c["tpot_s"] = np.where(gone, derived, c["tpot_s"])
+    return off

@@ -28,7 +28,7 @@ from analysis.intervals import (
 from analysis.knee import score_quantile
 from analysis.little import in_flight_at, little
 from analysis.load import OK, TIMEOUT, UNSENT
-from analysis.percentiles import ecdf_points, summarise
+from analysis.percentiles import ecdf_points, nearest_rank, summarise
 from analysis.reasons import reason
 from analysis.row_checks import Checked
 from analysis.run_files import Gauge, ServerGauge
@@ -43,6 +43,9 @@ SCORE_BATCHES = 5
 STATE_SAMPLES = 600  # of in-flight over the window, to see how long the stage remembers
 BURST_LIMIT = 0.05
 SHORT_LIMIT = 0.01
+# An answer of so many tokens in so few events has no TPOT worth its name; five events are where `burst` begins to look.
+FEW_TOKENS, FEW_EVENTS = 8, 4
+TOKENS_PER_EVENT = 4.0
 CUT_OFF_CODES = ("CL-DRAIN", "CL-CANCEL", "CL-STOP")  # our waiting ended, not the answer
 LATENCIES = ("ttft_s", "tpot_s", "e2e_s", "residence_s", "send_lag_s", "ttfo_s", "itl_p99_s")
 
@@ -386,14 +389,50 @@ def _recording_reasons(s: StageAnalysis, checked: Checked, window: np.ndarray) -
         if share > limit:
             out.append(reason(code, "invalid", step, stage=stage, value=share, limit=limit,
                               params={"share": share, "limit": limit}))  # fmt: skip
+    counted = s.flags.get("tokens_estimated", 0.0)
+    if counted > BURST_LIMIT:
+        out.append(reason("WARN-USAGE", "warn", "next.stream_options", stage=stage, value=counted, limit=BURST_LIMIT,
+                          params={"share": counted}))  # fmt: skip
+    cached = s.flags.get("cached", 0.0)
+    if cached > BURST_LIMIT:
+        out.append(reason("WARN-CACHED", "info", "next.unique_prompts", stage=stage, value=cached, limit=BURST_LIMIT,
+                          params={"share": cached}))  # fmt: skip
     other = s.flags.get("other_model", 0.0)
     if other:
         out.append(reason("WARN-MODEL", "warn", "next.model", stage=stage, value=other, limit=0.0,
                           params={"share": other}))  # fmt: skip
+    out += _token_reasons(checked, window, stage)
     steps = int(np.count_nonzero(checked.impossible[window]))
     if steps:
         out.append(reason("INV-CLOCK", "invalid", "next.clock", stage=stage, value=steps, limit=0,
                           params={"count": steps}))  # fmt: skip
+    return out
+
+
+def _token_reasons(checked: Checked, window: np.ndarray, stage: int) -> list[Reason]:
+    """Whether the answers' tokens and events can carry a TPOT: it is (last - first) / (tokens - 1)."""
+    c = checked.ledger.columns
+    ok = window[checked.status[window] == OK]
+    answers = len(ok)
+    if not answers:
+        return []
+    out = []
+    tokens, chunks, allowed = c["output_tokens"][ok], c["chunks"][ok], c["max_tokens"][ok]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        over = float(np.count_nonzero((allowed > 0) & (tokens > allowed))) / answers
+        few = float(np.count_nonzero((tokens >= FEW_TOKENS) & (chunks >= 0) & (chunks <= FEW_EVENTS))) / answers
+        each = np.sort((tokens / chunks)[(tokens > 0) & (chunks > 0)])
+    if over > SHORT_LIMIT:
+        out.append(reason("INV-TOKENS", "invalid", "next.usage", stage=stage, value=over, limit=SHORT_LIMIT,
+                          params={"share": over, "limit": SHORT_LIMIT}))  # fmt: skip
+    if few > BURST_LIMIT:
+        params = {"share": few, "limit": BURST_LIMIT, "events": FEW_EVENTS, "tokens": FEW_TOKENS}
+        out.append(reason("INV-EVENTS", "invalid", "next.events", stage=stage, value=few, limit=BURST_LIMIT,
+                          params=params))  # fmt: skip
+    per_event = nearest_rank(each, 0.5) if len(each) else 0.0
+    if per_event > TOKENS_PER_EVENT:
+        out.append(reason("WARN-EVENTS", "warn", "next.events", stage=stage, value=per_event, limit=TOKENS_PER_EVENT,
+                          params={"ratio": per_event}))  # fmt: skip
     return out
 
 

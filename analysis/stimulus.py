@@ -10,7 +10,7 @@ Does not: look at answers.
    Kolmogorov-Smirnov p-value is exact): Poisson exponential, gamma with its shape;
    constant by the spread of the gaps; trace by its own plan only.
 3. The gap test fails on effect and evidence together: p < 1e-4 and a distance above
-   5 %, or above what the measured send lag can do to the gaps.
+   5 %, or above what the mean send lag can do to the gaps.
 """
 from __future__ import annotations
 
@@ -158,7 +158,8 @@ def stimulus(
     )
     reasons = [
         *_rate_reasons(result, sent_in_window, stage),
-        *_gap_reasons(result, rated, gaps, process, offered_qps, varying_rate, stage),
+        *_gap_reasons(result, rated, gaps, process, offered_qps, float(lag.mean()) if len(lag) else 0.0, varying_rate,
+                      stage),
         *_client_reasons(result, health, ttft_deadline_s, stage, own_machine),
         *_plan_reasons(planned, sent, process, offered_qps, varying_rate, t0, t1, stage),
     ]
@@ -180,7 +181,7 @@ def _rate_reasons(s: Stimulus, sent_in_window: int, stage: int) -> list[Reason]:
 
 def _gap_reasons(
     s: Stimulus, rated: tuple[float, float] | None, gaps: np.ndarray, process: str, offered_qps: float,
-    varying_rate: bool, stage: int,
+    lag_mean_s: float, varying_rate: bool, stage: int,
 ) -> list[Reason]:  # fmt: skip
     if process == "constant" and not varying_rate and len(gaps) >= MIN_GAPS and s.gap_cv is not None:
         spread = float(gaps.std())
@@ -191,8 +192,9 @@ def _gap_reasons(
     if rated is None:
         return []
     distance, p = rated
-    # A send that is late by d moves the gap distribution by at most 2 * rate * d.
-    allowed = max(GAP_DISTANCE, 2 * offered_qps * (s.send_lag_p99_s or 0.0))
+    # Lags d and d' at its ends move a gap by |d - d'|, 2 E[d] in the mean at most, and the distribution by that times
+    # its density, which is at most the rate (exponential).
+    allowed = max(GAP_DISTANCE, 2 * offered_qps * max(lag_mean_s, 0.0))
     if p < GAP_P and distance > allowed:
         params = {"process": process, "distance": distance, "p": p, "allowed": allowed, "p_limit": GAP_P}
         return [reason("INV-GAPS", "invalid", "next.gaps", stage=stage, value=distance, limit=allowed, params=params)]

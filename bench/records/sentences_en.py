@@ -55,6 +55,15 @@ ENGLISH: dict[str, str] = {
     "INV-PLAN.not_prepared": "not every worker was ready before the stage began",
     "INV-BURST": "{share:.1%} of the answers came in bursts (limit {limit:.0%}): TPOT says nothing, TTFT is doubtful",
     "INV-SHORT": "{share:.1%} of the answers are shorter than the asked length (limit {limit:.0%})",
+    "INV-TOKENS": "{share:.1%} of the answers report more output tokens than they were allowed (limit {limit:.0%}): "
+    "the service's usage is wrong, and TPOT and token rates with it",
+    "INV-EVENTS": "{share:.1%} of the answers brought {tokens} tokens or more in {events} events or fewer (limit "
+    "{limit:.0%}): their TPOT cannot be told",
+    "WARN-EVENTS": "half of the answers carry {ratio:.3g} tokens per event or more: TPOT spreads them evenly; tokens "
+    "that are counted and not streamed (hidden reasoning) make it look shorter than what a reader sees",
+    "WARN-USAGE": "{share:.1%} of the answers have no usage: their tokens are counted events, so TPOT is the time per "
+    "event",
+    "WARN-CACHED": "{share:.1%} of the answers had cached prompt tokens: TTFT is that of a warm cache",
     "WARN-MODEL": "{share:.1%} of the answers name another model than the one asked for: the numbers are of that one",
     "INV-CLOCK": "{count} rows of the window have times that run backwards",
     "WARN-WARMUP": "in-flight settles {settles_s:.1f} s after the stage's start; the warm-up was {used_s:.1f} s",
@@ -324,6 +333,10 @@ ENGLISH: dict[str, str] = {
     "next.fixed_workers": "run the stage again with a fixed set of workers",
     "next.same_version": "use the same version and config on every machine",
     "next.buffering": "switch off response buffering in the proxy in front of the service",
+    "next.usage": "compare the service's usage with max_tokens of one request (`bench probe`)",
+    "next.events": "let the service stream one token per event (stream interval 1); see one answer by `bench probe`",
+    "next.stream_options": "ask for usage: stream_options.include_usage in target.extra_body, if the service knows it",
+    "next.unique_prompts": "fine when the load is meant to share prefixes; else see loadgen.unique_prompts",
     "next.short": "the service must honour ignore_eos (or min_tokens); otherwise set target.pin_length to false",
     "next.model": "set model to a name that the service offers (bench check), or look at the routing of the gateway",
     "next.clock": "look for a clock step or a suspended machine; run again",

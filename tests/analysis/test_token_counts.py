@@ -1,0 +1,94 @@
+"""Answers whose token counts or events cannot carry a TPOT are named, and edited latencies do not pass.
+
+The ledger of a sound run is changed cell by cell, as a service with a wrong usage or few events would have written it.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.records.analysis import Analysis
+
+from .synthetic import StageSpec, write_run
+from .test_verdict import QUICK, analyse
+
+
+def changed(tmp_path: Path, change: Callable[[int, dict[str, str]], None]) -> Analysis:
+    run = write_run(tmp_path / "r", [StageSpec(20, 30, 5)], QUICK)
+    path = run / "requests.csv"
+    with path.open(encoding="utf-8", newline="") as handle:
+        rows = list(csv.DictReader(handle))
+    for number, row in enumerate(rows):
+        if row["status"] == "ok":
+            change(number, row)
+    with path.open("w", encoding="utf-8", newline="") as handle:
+        writer = csv.DictWriter(handle, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    for name in run.glob("locust_*.csv"):  # the other witness is not there to help
+        name.unlink()
+    return analyse(run)
+
+
+def reasons(found: Analysis) -> dict[str, Any]:
+    return {r.reason_id: r for r in found.stages[0].reasons}
+
+
+def pinned(row: dict[str, str], tokens: int, chunks: int, allowed: int) -> None:
+    """An answer of so many tokens in so many events, its TPOT by the definition."""
+    row["output_tokens"], row["chunks"], row["max_tokens"] = str(tokens), str(chunks), str(allowed)
+    took = float(row["last_token_s"]) - float(row["first_token_s"])
+    row["tpot_s"] = f"{took / (tokens - 1):.9f}" if chunks > 1 else ""
+
+
+@pytest.mark.parametrize(
+    ("tokens", "chunks", "allowed", "reason", "severity"),
+    [
+        (1500, 30, 30, "INV-TOKENS", "invalid"),
+        (30, 1, 30, "INV-EVENTS", "invalid"),
+        (30, 4, 30, "INV-EVENTS", "invalid"),
+        (30, 5, 30, "WARN-EVENTS", "warn"),
+        (30, 10, 30, None, None),
+        (30, 30, 30, None, None),
+        (7, 1, 30, "WARN-EVENTS", "warn"),
+    ],
+)
+def test_counts_that_carry_no_tpot_are_named(
+    tmp_path: Path, tokens: int, chunks: int, allowed: int, reason: str | None, severity: str | None
+) -> None:
+    found = changed(tmp_path, lambda _, row: pinned(row, tokens, chunks, allowed))
+    said = {k: r.severity for k, r in reasons(found).items() if k in ("INV-TOKENS", "INV-EVENTS", "WARN-EVENTS")}
+    if reason is None:
+        assert said == {}
+    else:
+        assert said[reason] == severity
+        assert (found.verdict.status == "INVALID") == (severity == "invalid")
+
+
+def test_one_answer_in_a_hundred_is_not_the_service(tmp_path: Path) -> None:
+    found = changed(tmp_path, lambda n, row: pinned(row, 1500 if n % 150 == 0 else 30, 30, 30))
+    assert "INV-TOKENS" not in reasons(found)
+
+
+@pytest.mark.parametrize("text", ["0.000100000", "9.000000000"])
+def test_an_edited_tpot_is_found_without_any_other_file(tmp_path: Path, text: str) -> None:
+    found = changed(tmp_path, lambda _, row: row.update(tpot_s=text))
+    assert found.verdict.status == "INVALID" and "LED-011" in {p["problem_id"] for p in found.ledger["problems"]}
+
+
+def test_a_blanked_tpot_is_told_from_the_times(tmp_path: Path) -> None:
+    whole = changed(tmp_path / "a", lambda _, row: None)
+    blank = changed(tmp_path / "b", lambda _, row: row.update(tpot_s=""))
+    assert blank.stages[0].latency["tpot_s"].n == whole.stages[0].latency["tpot_s"].n > 0
+    assert blank.stages[0].attainment_tpot.value == whole.stages[0].attainment_tpot.value
+
+
+@pytest.mark.parametrize(("flag", "reason"), [("tokens_estimated", "WARN-USAGE"), ("cached", "WARN-CACHED")])
+def test_answers_without_usage_or_from_a_warm_cache_are_said(tmp_path: Path, flag: str, reason: str) -> None:
+    found = changed(tmp_path, lambda _, row: row.update(flags=flag))
+    assert reasons(found)[reason].value == 1.0
