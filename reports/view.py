@@ -227,11 +227,18 @@ def _knee(ctx: Context) -> dict[str, Any]:
         )
     if c.knee_kind == "at_least":
         bound = value if value is not None else finite(c.last_met_qps)
-        return _tile(t("tile_knee"), f"≥ {f.rate(bound)}", t("tile_knee_at_least"), t("unit_qps"))
+        detail = t(_if_decided(ctx, bound, "tile_knee_at_least", "tile_knee_at_least_undecided"))
+        return _tile(t("tile_knee"), f"≥ {f.rate(bound)}", detail, t("unit_qps"))
     if c.knee_kind == "below":
         bound = value if value is not None else min((s.offered_qps for s in ctx.stages), default=None)
         return _tile(t("tile_knee"), f"< {f.rate(bound)}", t("tile_knee_below"), t("unit_qps"))
     return _tile(t("tile_knee"), t("not_found"), t("tile_knee_none"), words=True)
+
+
+def _if_decided(ctx: Context, qps: float | None, met: str, undecided: str) -> str:
+    """The key `met`, or `undecided` for a rate at or above the target that no stage had the arrivals to decide."""
+    verdicts = {s.verdict for s in ctx.trusted() if qps is not None and abs(s.offered_qps - qps) < 1e-9}
+    return undecided if "UNDECIDED" in verdicts and "MET" not in verdicts else met
 
 
 def _attainment(ctx: Context) -> dict[str, Any]:
@@ -273,7 +280,7 @@ def _goodput(ctx: Context) -> dict[str, Any]:
     if not group:
         return _tile(t("tile_goodput"), t("not_found"), t("tile_goodput_missing"), words=True)
     return _tile(
-        t("tile_goodput"),
+        t(_if_decided(ctx, held, "tile_goodput", "tile_goodput_undecided")),
         f.rate(spread(group, lambda s: s.goodput_qps)),
         t("tile_goodput_detail", qps=f.asked(held), tps=f.count(spread(group, lambda s: s.output_tps))),
         t("unit_qps"),

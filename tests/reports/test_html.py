@@ -115,7 +115,7 @@ def test_invalid_prints_no_capacity_figure(pages):
     for figure in ("20.9", "13.7", "15.7", "20.4", "23.9"):  # knee, watermark, predicted knee, hard limit
         assert f" {figure} " not in text, figure
     assert text.count("not given") == 4
-    assert "crosses" not in text and "holds 99" not in text and "falls below" not in text
+    assert "crosses" not in text and "at or above 99" not in text and "falls below" not in text
 
 
 def test_absent_numbers_are_said_in_words(pages):
@@ -281,6 +281,28 @@ def test_invalid_and_left_out_stages_give_no_attainment_tile():
         if s.offered_qps == left_out.target_qps:
             s.verdict = "INVALID"
     assert tile(left_out)["value"] == "not given" and "left out" in tile(left_out)["detail"]
+
+
+def test_a_rate_that_the_table_calls_undecided_is_not_said_to_have_held():
+    from reports.charts import Context
+    from reports.figures import Figures
+    from reports.view import tiles
+    from reports.words import Words
+
+    analysis = examples.sweep()
+    analysis.capacity.knee_kind, analysis.capacity.knee_qps = "at_least", analysis.capacity.last_met_qps
+
+    def words():
+        knee, goodput = (tiles(Context(analysis, Words("en"), Figures(Words("en"))))[i] for i in (1, 3))
+        return knee["detail"], goodput["label"]
+
+    mine = [s for s in analysis.stages if s.offered_qps == analysis.capacity.last_met_qps]
+    for s in mine:
+        s.verdict = "MET"
+    assert all("held" in text and "decided" not in text for text in words())
+    for s in mine:
+        s.verdict = "UNDECIDED"
+    assert all("decided" in text and "held" not in text for text in words())
 
 
 def test_a_stage_that_never_ran_has_no_numbers():
