@@ -50,12 +50,14 @@ def machine(config: EngineConfig) -> VictimRule:
                       profile.pcie_gb_s * 1e9, profile.transfer_fixed_s, True)
 
 
-def preempt(core: Core, index: int, plan: StepPlan, now_s: float) -> Request:
-    """Take the running request at `index` out of memory: to the host if the mode and the room allow, else drop."""
+def preempt(core: Core, index: int, plan: StepPlan, now_s: float) -> int:
+    """Take the running request at `index` out of memory: to the host if the mode and the room allow, else drop.
+
+    Returns the tokens that it had in this step.
+    """
     request = core.running.pop(index)
     config = core.config
-    if plan.decode or plan.prefill:
-        unschedule(plan, request)
+    given_back = unschedule(plan, request)
     blocks = request.blocks
     mode = config.preemption_mode
     if mode == "auto":
@@ -87,7 +89,7 @@ def preempt(core: Core, index: int, plan: StepPlan, now_s: float) -> Request:
         plan.victims.append(victim)
     else:
         count(core, swaps)
-    return request
+    return given_back
 
 
 def count(core: Core, swapped: bool) -> None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from engine import preempting
-from engine.preempting import unschedule
 from engine.request import Request
 
 if TYPE_CHECKING:
@@ -136,20 +135,13 @@ class MixedStyle:
                 return budget
             victim = self._victim(now_s)
             gone = running[victim]
-            budget += self._preempt(victim, plan, now_s)
+            budget += preempting.preempt(core, victim, plan, now_s)
             if gone is request:
                 plan.asker = gone
                 return budget
             if victim < i:
                 i -= 1
         return budget
-
-    def _preempt(self, index: int, plan: StepPlan, now_s: float) -> int:
-        """Preempt a running request; the tokens that it had in this step."""
-        core = self.core
-        given_back = unschedule(plan, core.running[index])
-        preempting.preempt(core, index, plan, now_s)
-        return given_back
 
     def _bring_back(self, plan: StepPlan, budget: int, now_s: float) -> None:
         """Revoke the preemptions that turned out to be needless; who comes back takes part in the step if it can."""
