@@ -102,39 +102,34 @@ def _impossible(ledger: Ledger, status: np.ndarray, problems: list[LedgerProblem
 
 
 def _check_latencies(ledger: Ledger, status: np.ndarray, problems: list[LedgerProblem]) -> None:
-    """Latency columns against the stamps they come from; a column that is not in the file is derived."""
+    """Latency columns against the stamps they come from; a cell that is absent is derived.
+
+    An empty TPOT must not meet the clause where the row has one by the definition.
+    """
     c = ledger.columns
     pairs = (
         ("send_lag_s", "sent_s", "intended_s"), ("ttft_s", "first_token_s", "intended_s"),
         ("residence_s", "done_s", "sent_s"), ("e2e_s", "last_token_s", "intended_s"),
     )  # fmt: skip
+    by_stamps = {name: c[end] - c[start] for name, end, start in pairs}
+    by_stamps["e2e_s"][status != OK] = np.nan
+    by_stamps["tpot_s"] = _tpot(c)
     off = np.zeros(ledger.rows, dtype=bool)
-    for name, end, start in pairs:
-        derived = c[end] - c[start]
-        if name == "e2e_s":
-            derived[status != OK] = np.nan
+    for name, derived in by_stamps.items():
         with np.errstate(invalid="ignore"):
             off |= np.abs(derived - c[name]) > CLOCK_SLACK_S
         gone = np.isnan(c[name]) & ~np.isnan(derived)
         if gone.any():
             c[name] = np.where(gone, derived, c[name])
-    off |= _tpot_is_off(c)
     if off.any():
         text = f"{int(off.sum())} rows have a latency that is not the difference of its time stamps"
         problems.append(_problem("LED-011", text, ledger, off))
 
 
-def _tpot_is_off(c: dict[str, np.ndarray]) -> np.ndarray:
-    """Rows whose TPOT is not (last - first) / (tokens - 1), or is missing though both times and the tokens are known.
-
-    An absent TPOT is filled in where the rows have one by the definition: an empty cell must not meet the clause.
-    """
+def _tpot(c: dict[str, np.ndarray]) -> np.ndarray:
+    """(last - first) / (tokens - 1); NaN without two tokens, and where all came in one event."""
     tokens, chunks = c["output_tokens"].astype(float), c["chunks"]
     with np.errstate(invalid="ignore", divide="ignore"):
         derived = (c["last_token_s"] - c["first_token_s"]) / (tokens - 1)
         derived[~((tokens >= 2) & ((chunks >= 2) | np.isnan(chunks)))] = np.nan
-        off = np.abs(derived - c["tpot_s"]) > CLOCK_SLACK_S
-    gone = np.isnan(c["tpot_s"]) & ~np.isnan(derived)
-    if gone.any():
-        c["tpot_s"] = np.where(gone, derived, c["tpot_s"])
-    return off
+    return derived
