@@ -10,13 +10,21 @@ Does not: write files, or interpret entries.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 
 LIMIT_BYTES = 64 * 1024 * 1024  # about 190,000 decisions of 45,000 requests
+Item = TypeVar("Item")
+
+
+def page_of(kept: deque[Item], total: int, after: int, limit: int | None) -> tuple[list[Item], int, int]:
+    """A page of the newest of `total` items: (items, cursor to go on with, items that were asked for and are gone)."""
+    oldest = total - len(kept)
+    start = min(max(after, oldest), total)
+    end = total if limit is None else min(total, start + limit)
+    return list(islice(kept, start - oldest, end - oldest)), end, max(0, start - after)
 
 
 class DecisionLog:
@@ -27,7 +35,6 @@ class DecisionLog:
         self._limit = limit_bytes
         self._bytes = 0
         self.total = 0  # entries ever written; also the cursor of the next one
-        self.listener: Callable[[dict[str, Any]], None] | None = None  # told each entry, too
 
     def add(self, entry: dict[str, Any]) -> None:
         """Keep one entry. Infinite numbers become null, as in the file."""
@@ -37,15 +44,10 @@ class DecisionLog:
         self.total += 1
         while self._bytes > self._limit:
             self._bytes -= len(self._lines.popleft())
-        if self.listener is not None:
-            self.listener(entry)
 
     def __len__(self) -> int:
         return len(self._lines)
 
     def page(self, after: int = 0, limit: int | None = None) -> tuple[list[bytes], int, int]:
         """(lines, cursor to go on with, entries that were asked for and are gone)."""
-        oldest = self.total - len(self._lines)
-        start = min(max(after, oldest), self.total)
-        end = self.total if limit is None else min(self.total, start + limit)
-        return list(islice(self._lines, start - oldest, end - oldest)), end, max(0, start - after)
+        return page_of(self._lines, self.total, after, limit)

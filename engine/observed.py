@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from itertools import islice
 from typing import Any
 
+from engine.decision_log import page_of
 from engine.request import ABORTED, FINISHED, REJECTED, Request
 
 KEPT = 100_000  # rows
@@ -71,10 +71,7 @@ class Book:
 
     def page(self, after: int, limit: int | None = None) -> tuple[list[dict[str, Any]], int, int]:
         """(rows, cursor to go on with, rows that were asked for and are gone)."""
-        oldest = self.total - len(self._rows)
-        start = min(max(after, oldest), self.total)
-        end = self.total if limit is None else min(self.total, start + limit)
-        return list(islice(self._rows, start - oldest, end - oldest)), end, max(0, start - after)
+        return page_of(self._rows, self.total, after, limit)
 
     @property
     def open(self) -> int:
