@@ -58,7 +58,6 @@ from locustfiles.shards import ShardKeeper
 log = logging.getLogger("bench.generator")
 
 GAUGE_INTERVAL_S = 0.1
-FLUSH_INTERVAL_S = 0.1
 # Rows of a second (of two, when there are many) travel together: a batch costs the master 0.3 ms whatever is in it.
 SHIP_INTERVAL_S = 1.0
 FEW_ROWS = 200
@@ -219,8 +218,8 @@ class Generator:
         job.alarm.nudge()
 
     def on_ack(self, environment: Environment, msg: Any, **_: Any) -> None:
-        job = self.job
-        if job is not None and (job.run_id, job.stage.index) == (msg.data["run_id"], msg.data["stage"]):
+        job = self._current(msg.data)
+        if job is not None:
             job.outbox.ack(msg.data["seq"], now_s())
 
     def on_halt(self, environment: Environment, msg: Any, **_: Any) -> None:

@@ -23,6 +23,3 @@ DONE = "bench_done"  # run_id, stage, stripe, batches, rows
 GAUGE = "bench_gauge"  # run_id, stripe, samples, takes: also the sign of life, twice a second
 FLUSHED = "bench_flushed"  # run_id
 PING = "bench_ping"  # sent_s, clock_id
-
-TO_WORKERS = (STAGE, GO, HALT, FLUSH, PONG, BEAT, TAKE, ACK)
-TO_MASTER = (READY, ROWS, DONE, GAUGE, FLUSHED, PING)
