@@ -1,10 +1,8 @@
 """OpenAI `responses` and Anthropic `messages`: every cut, both ways of reading, faults, keys, over real sockets."""
 from __future__ import annotations
 
-import importlib.util
 import json
 import random
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,19 +22,9 @@ from bench.client.request import PATHS
 from bench.client.transport import TransportOptions, _fields
 from bench.commands.probe import command
 from bench.config import load_config
+from tests.client import dialect_streams as made
+from tests.client import fake_server as fake
 
-
-def _load(name: str) -> Any:
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / f"{name}.py")
-        assert spec and spec.loader
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
-
-
-fake = _load("fake_server")
-made = _load("dialect_streams")
 Responses = made.Responses
 
 KEY = "sk-test-0815-abcdefgh"

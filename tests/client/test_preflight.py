@@ -1,11 +1,9 @@
 """The preflight against services that misbehave in one way each: the fault, its layer, the next thing to try."""
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -19,22 +17,12 @@ from bench.client.outcome import CODES
 from bench.client.preflight import FIXES, NAMES, PreflightReport, run_preflight
 from bench.commands.check import command
 from bench.config import load_config
+from tests.client import fake_server as fake
+from tests.client import test_transport_tls as tls_tests
 
 ROOT = Path(__file__).resolve().parents[2]
 KEY = "sk-test-0815-abcdefgh"
 
-
-def _load(name: str) -> Any:
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / f"{name}.py")
-        assert spec and spec.loader
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
-
-
-fake = _load("fake_server")
-tls_tests = _load("test_transport_tls")
 tls = tls_tests.tls
 FakeServer = fake.FakeServer
 

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from bench.commands.probe import command
 from bench.records.request import FIELD_NAMES
+from tests.client import fake_server as fake
 
 CASES = Path(__file__).resolve().parents[1] / "data" / "wire-cases"
 NAMES = sorted(path.stem for path in CASES.glob("*.http"))
@@ -30,7 +31,6 @@ def _load(name: str, path: Path) -> Any:
 
 
 serve = _load("wire_case_server", CASES / "serve.py")
-fake = _load("fake_server", Path(__file__).parent / "fake_server.py")
 
 
 @pytest.fixture(autouse=True)

@@ -2,15 +2,12 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import resource
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import gevent
@@ -21,12 +18,8 @@ from bench.client.errors import ChannelError
 from bench.client.kernel_time import stamps_supported
 from bench.client.outcome import Outcome
 from bench.client.transport import Transport, TransportOptions
-
-_spec = importlib.util.spec_from_file_location("fake_server", Path(__file__).parent / "fake_server.py")
-fake = importlib.util.module_from_spec(_spec)
-sys.modules.setdefault("fake_server", fake)
-_spec.loader.exec_module(fake)
-FakeServer, Peer = fake.FakeServer, fake.Peer
+from tests.client import fake_server as fake
+from tests.client.fake_server import FakeServer
 
 QUICK: dict[str, Any] = {"connect_timeout_s": 5.0, "first_token_timeout_s": 5.0, "idle_timeout_s": 5.0,
                          "total_timeout_s": 10.0, "drain_interval_s": 0.02}

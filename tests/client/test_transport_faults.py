@@ -3,16 +3,13 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import importlib.util
 import os
 import random
 import resource
 import socket
-import sys
 import threading
 import time
 import zlib
-from pathlib import Path
 from typing import Any
 
 import gevent
@@ -20,18 +17,9 @@ import pytest
 
 from bench.client.outcome import CODES, Outcome
 from bench.records.request import FLAGS, STATUSES
+from tests.client import fake_server as fake
+from tests.client import test_transport as base
 
-
-def _load(name: str) -> Any:
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / f"{name}.py")
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
-
-
-fake = _load("fake_server")
-base = _load("test_transport")
 ask, transport, wait_for, FakeServer = base.ask, base.transport, base.wait_for, fake.FakeServer
 EVENT, HEAD, chunk, whole = fake.EVENT, fake.HEAD, fake.chunk, fake.whole
 

@@ -5,12 +5,9 @@ That nothing waits is seen by counting greenlet switches, not by a clock: a call
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import socket
-import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import gevent
@@ -21,18 +18,8 @@ from bench.client.endpoint import parse_base_url
 from bench.client.loop_lag import LoopLag
 from bench.client.outcome import Outcome
 from bench.client.transport import Transport, TransportOptions
+from tests.client import fake_server as fake
 
-
-def _load(name: str) -> Any:
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / f"{name}.py")
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        spec.loader.exec_module(module)
-    return sys.modules[name]
-
-
-fake = _load("fake_server")
 QUICK: dict[str, Any] = {"connect_timeout_s": 5.0, "first_token_timeout_s": 5.0, "idle_timeout_s": 5.0,
                          "total_timeout_s": 10.0, "drain_interval_s": 0.02}
 

@@ -1,7 +1,6 @@
 """Times against a server that knows when it sent: lazy equals prompt, and a blocked loop does not matter."""
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import statistics
@@ -18,17 +17,8 @@ import pytest
 
 from bench.client.kernel_time import stamps_supported
 from bench.client.outcome import Outcome
+from tests.client import test_transport as base
 
-
-def _load(name: str) -> Any:
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / f"{name}.py")
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
-
-
-base = _load("test_transport")
 transport, wait_for = base.transport, base.wait_for
 needs_stamps = pytest.mark.skipif(not stamps_supported(), reason="no kernel receive stamps on this system")
 ROOT = Path(__file__).parents[2]

@@ -4,11 +4,9 @@ from __future__ import annotations
 import base64
 import contextlib
 import datetime
-import importlib.util
 import ipaddress
 import socket
 import ssl
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -24,18 +22,9 @@ from bench.client.errors import ChannelError
 from bench.client.kernel_time import stamps_supported
 from bench.client.outcome import Outcome
 from bench.client.transport import Transport, TransportOptions
+from tests.client import fake_server as fake
+from tests.client import test_transport
 
-
-def _load(name: str) -> Any:
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / f"{name}.py")
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
-
-
-fake = _load("fake_server")
-test_transport = _load("test_transport")
 ask, transport, FakeServer = test_transport.ask, test_transport.transport, fake.FakeServer
 
 

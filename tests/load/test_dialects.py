@@ -6,32 +6,18 @@ the first and of the last token. A ledger time plus the run's start must lie bet
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import random
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.client import dialect_streams as made
+from tests.client import fake_server as fake
+
 KEY = "sk-test-0815-abcdefgh"
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
-
-
-def _load(name: str) -> Any:
-    if name not in sys.modules:
-        path = Path(__file__).resolve().parents[1] / "client" / f"{name}.py"
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec and spec.loader
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
-
-
-fake = _load("fake_server")
-made = _load("dialect_streams")
 
 
 class Service:
