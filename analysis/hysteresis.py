@@ -18,10 +18,11 @@ Source: Newcombe 1998, Interval estimation for the difference between independen
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
-from analysis.intervals import variance_inflation, wilson
+from analysis.attainment import share_interval
 from analysis.reasons import reason
 from bench.records.analysis import Hysteresis, Interval, Reason
 from bench.records.sentences import joined, said
@@ -97,11 +98,7 @@ def _compare(
 
 
 def _share(missed: np.ndarray) -> Interval:
-    n = len(missed)
-    worth = n / variance_inflation(missed)
-    share = float(np.mean(~missed))
-    low, high = wilson(share * worth, worth)
-    return Interval(share, low, high, method="Wilson on the effective sample", n=n)
+    return replace(share_interval(~missed), method="Wilson on the effective sample")
 
 
 def newcombe(before: Interval, after: Interval) -> Interval:
