@@ -50,7 +50,6 @@ class BatchInterval:
     effective_n_high: float  # with the inflation at its lower 95 % point: sure to be no larger
     inflation: float
     reliable: bool
-    batch_values: tuple[float, ...]
 
 
 def t_quantile(degrees: int, level: float = 0.95) -> float:
@@ -234,9 +233,7 @@ def batch_interval(
     per_batch = np.array([nearest_rank(np.sort(part), share) for part in split(values, batches)])
     if not np.isfinite(per_batch).all():
         # Some batch has more than 1 - share misses: no symmetric interval exists.
-        low = float(per_batch.min())
-        return BatchInterval(value, low if math.isfinite(low) else None, math.inf, f"range of {batches} batches",
-                             effective, at_most, inflation, False, tuple(per_batch.tolist()))  # fmt: skip
+        return BatchInterval(value, None, None, UNRELIABLE, effective, at_most, inflation, False)
     stretch = 1.0
     if states is not None:
         stretch = math.sqrt(memory_factor(states, batches))
@@ -251,8 +248,7 @@ def batch_interval(
     few = inflation > 1 and effective < EFFECTIVE_N_LIMIT
     forgetful = states is None or states >= MIN_STATES
     reliable = forgetful and not (few or wanders or _batches_depend(values, value))
-    return BatchInterval(value, low, high, f"batch means, b={batches}",
-                         effective, at_most, inflation, reliable, tuple(per_batch.tolist()))  # fmt: skip
+    return BatchInterval(value, low, high, f"batch means, b={batches}", effective, at_most, inflation, reliable)
 
 
 def _batches_depend(values: np.ndarray, value: float) -> bool:
