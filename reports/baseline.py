@@ -11,7 +11,7 @@ from typing import Any
 
 import altair as alt
 
-from reports.charts import HALF, Chart, Context, Key, compose, data, encodings, log_scale, middle, rule_y
+from reports.charts import HALF, Chart, Context, Key, compose, data, encodings, log_scale, marked_line, middle, rule_y
 from reports.compare import KINDS, SYMBOLS, Texts, change_row, change_sentence, difference_spec, facts
 from reports.figures import finite, number
 
@@ -157,10 +157,7 @@ def _overlay(ctx: Context, t: Texts, comparison: dict[str, Any], name: str) -> C
         base.mark_rule(strokeWidth=5, opacity=0.25).encode(
             x=x, y=alt.Y("low:Q", scale=scale), y2=alt.Y2("high:Q"), color=signs["color"]
         ),
-        base.mark_line().encode(x=x, y=y_axis, color=signs["color"], strokeDash=signs["strokeDash"]),
-        base.mark_point(size=46, filled=True, opacity=1).encode(
-            x=x, y=y_axis, color=signs["color"], shape=signs["shape"], tooltip=tips
-        ),
+        *marked_line(base, x, y_axis, signs, tips),
     ]
     for row in (0, 1):
         mine = [e for e in edge if e["row"] == row]
@@ -205,9 +202,12 @@ def _difference(
     spec |= {"$schema": alt.SCHEMA_URL, "height": 220, "datasets": {"points": points}, "data": {"name": "points"}}
     spec["autosize"] = {"type": "fit", "contains": "padding"}
     rows = [
-        change_row(t, f, c)["cells"] + [change_row(t, f, c)["outcome"]]
-        for c in comparison["changes"]
-        if (c["metric"], c["statistic"]) == (metric, statistic)
+        [*row["cells"], row["outcome"]]
+        for row in (
+            change_row(t, f, c)
+            for c in comparison["changes"]
+            if (c["metric"], c["statistic"]) == (metric, statistic)
+        )
     ]
     return Chart(
         f"difference-{metric}",

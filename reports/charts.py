@@ -225,6 +225,16 @@ def encodings(field_name: str, keys: Sequence[Key]) -> dict[str, Any]:
     }
 
 
+def marked_line(base: alt.Chart, x: alt.X, y: alt.Y, signs: dict[str, Any], tips: list[alt.Tooltip]) -> list[alt.Chart]:
+    """One line per series with a symbol at every point; `signs` comes from `encodings`."""
+    return [
+        base.mark_line().encode(x=x, y=y, color=signs["color"], strokeDash=signs["strokeDash"]),
+        base.mark_point(size=46, filled=True, opacity=1).encode(
+            x=x, y=y, color=signs["color"], shape=signs["shape"], tooltip=tips
+        ),
+    ]
+
+
 def log_scale(values: Iterable[float | None], room: float = 1.25, head: float = 0.0) -> tuple[alt.Scale, list[float]]:
     """A log scale that holds the values with some room, and few round ticks on it; `head` is a free share on top."""
     known = [v for v in values if v is not None and v > 0]

@@ -22,6 +22,7 @@ from reports.charts import (
     data,
     encodings,
     log_scale,
+    marked_line,
     middle,
     rate_axis,
     rate_list,
@@ -428,6 +429,11 @@ def rates(ctx: Context) -> Chart:
     behind, front = capacity_marks(ctx)
     diagonal = alt.Chart(data([{"x": 0, "y": 0, "kind": keys[0].label}, {"x": top, "y": top, "kind": keys[0].label}]))
     base = alt.Chart(data(points))
+    tips = [
+        alt.Tooltip("x:Q", title=t("axis_offered")),
+        alt.Tooltip("kind:N", title=t("col_kind")),
+        alt.Tooltip("text:N", title=t("axis_rate")),
+    ]
     layers = [
         *behind,
         alt.Chart(data(area))
@@ -435,18 +441,7 @@ def rates(ctx: Context) -> Chart:
         .encode(x=x, y=alt.Y("low:Q"), y2=alt.Y2("high:Q")),
         diagonal.mark_line(strokeWidth=1.6).encode(x=x, y=y, color=signs["color"], strokeDash=signs["strokeDash"]),
         *front,
-        base.mark_line().encode(x=x, y=y, color=signs["color"], strokeDash=signs["strokeDash"]),
-        base.mark_point(size=46, filled=True, opacity=1).encode(
-            x=x,
-            y=y,
-            color=signs["color"],
-            shape=signs["shape"],
-            tooltip=[
-                alt.Tooltip("x:Q", title=t("axis_offered")),
-                alt.Tooltip("kind:N", title=t("col_kind")),
-                alt.Tooltip("text:N", title=t("axis_rate")),
-            ],
-        ),
+        *marked_line(base, x, y, signs, tips),
     ]
     rows = [
         [

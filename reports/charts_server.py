@@ -21,6 +21,7 @@ from reports.charts import (
     data,
     encodings,
     log_scale,
+    marked_line,
     rate_axis,
     rate_list,
     spread,
@@ -66,20 +67,12 @@ def ttft(ctx: Context) -> Chart | None:
         Key(names["server_ttft_mean_s"], "layer_script", (7, 3), "square"),
     ]
     signs, x, base = encodings("who", keys), rate_axis(ctx), alt.Chart(data(points))
-    layers = [
-        base.mark_line().encode(x=x, y=y, color=signs["color"], strokeDash=signs["strokeDash"]),
-        base.mark_point(size=46, filled=True, opacity=1).encode(
-            x=x,
-            y=y,
-            color=signs["color"],
-            shape=signs["shape"],
-            tooltip=[
-                alt.Tooltip("x:Q", title=t("axis_offered")),
-                alt.Tooltip("who:N", title=t("col_source")),
-                alt.Tooltip("text:N", title="TTFT"),
-            ],
-        ),
+    tips = [
+        alt.Tooltip("x:Q", title=t("axis_offered")),
+        alt.Tooltip("who:N", title=t("col_source")),
+        alt.Tooltip("text:N", title="TTFT"),
     ]
+    layers = marked_line(base, x, y, signs, tips)
     gaps = [
         (of["client_ttft_mean_s"] - of["server_ttft_mean_s"], s.offered_qps, of)
         for s in ctx.trusted()
