@@ -6,6 +6,7 @@ Does not: compute a mean or a difference of totals.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import altair as alt
@@ -45,6 +46,19 @@ def _of(ctx: Context, stage: StageAnalysis) -> dict[str, Any]:
         ),
         {},
     )
+
+
+def _table(
+    ctx: Context, cells: dict[str, Callable[[StageAnalysis, dict[str, Any]], str]]
+) -> tuple[list[str], list[list[str]]]:
+    """(columns, a row per stage): rate, repeat, scrapes, and `cells` by their heads, from our numbers and its own."""
+    t, f = ctx.words, ctx.figures
+    rows = []
+    for s in ctx.stages:
+        of = _of(ctx, s)
+        first = [f.asked(s.offered_qps), str(s.repeat + 1), f.count(of.get("samples"))]
+        rows.append(first + [cell(s, of) for cell in cells.values()])
+    return [t("col_offered"), t("col_repeat"), t("col_scrapes"), *cells], rows
 
 
 def ttft(ctx: Context) -> Chart | None:
@@ -91,37 +105,22 @@ def ttft(ctx: Context) -> Chart | None:
         ours=f.duration(of["client_ttft_mean_s"]),
         server=f.duration(of["server_ttft_mean_s"]),
     )
-    rows = []
-    for s in ctx.stages:
-        of = _of(ctx, s)
-        rows.append(
-            [
-                f.asked(s.offered_qps),
-                str(s.repeat + 1),
-                f.count(of.get("samples")),
-                f.duration(of.get("server_ttft_mean_s")),
-                f.duration(of.get("client_ttft_mean_s")),
-                f.count(of.get("server_ttft_n")),
-                f.count(of.get("client_ttft_n")),
-                f.duration(of.get("server_queue_mean_s")),
-            ]
-        )
+    table = _table(
+        ctx,
+        {
+            f"TTFT {names['server_ttft_mean_s']}": lambda _, of: f.duration(of.get("server_ttft_mean_s")),
+            f"TTFT {names['client_ttft_mean_s']}": lambda _, of: f.duration(of.get("client_ttft_mean_s")),
+            f"n {names['server_ttft_mean_s']}": lambda _, of: f.count(of.get("server_ttft_n")),
+            f"n {names['client_ttft_mean_s']}": lambda _, of: f.count(of.get("client_ttft_n")),
+            t("col_queue"): lambda _, of: f.duration(of.get("server_queue_mean_s")),
+        },
+    )
     return Chart(
         "server-ttft",
         t("chart_server_ttft_title"),
         caption,
         compose(layers, 260),
-        [
-            t("col_offered"),
-            t("col_repeat"),
-            t("col_scrapes"),
-            f"TTFT {names['server_ttft_mean_s']}",
-            f"TTFT {names['client_ttft_mean_s']}",
-            f"n {names['server_ttft_mean_s']}",
-            f"n {names['client_ttft_mean_s']}",
-            t("col_queue"),
-        ],
-        rows,
+        *table,
         width=HALF,
         keys=keys,
     )
@@ -193,37 +192,22 @@ def inside(ctx: Context) -> Chart | None:
         )
     if 0 < bands <= 20:
         parts.append(t("cap_time_bands"))
-    table = []
-    for s in ctx.stages:
-        of = _of(ctx, s)
-        table.append(
-            [
-                f.asked(s.offered_qps),
-                str(s.repeat + 1),
-                f.count(of.get("samples")),
-                f.plain(of.get("running_mean"), 1),
-                f.plain(of.get("waiting_mean"), 1),
-                f.plain(s.little.in_flight_mean_server, 1),
-                f.plain(s.little.in_flight_mean_integral, 1),
-                f.signed_share(s.little.gap_ratio_server),
-            ]
-        )
+    table = _table(
+        ctx,
+        {
+            t("server_running"): lambda _, of: f.plain(of.get("running_mean"), 1),
+            t("server_waiting"): lambda _, of: f.plain(of.get("waiting_mean"), 1),
+            f"L {t('little_server')}": lambda s, _: f.plain(s.little.in_flight_mean_server, 1),
+            f"L {t('little_integral')}": lambda s, _: f.plain(s.little.in_flight_mean_integral, 1),
+            t("col_gap"): lambda s, _: f.signed_share(s.little.gap_ratio_server),
+        },
+    )
     return Chart(
         "server-inside",
         t("chart_server_inside_title"),
         " ".join(parts),
         compose(layers, 260),
-        [
-            t("col_offered"),
-            t("col_repeat"),
-            t("col_scrapes"),
-            t("server_running"),
-            t("server_waiting"),
-            f"L {t('little_server')}",
-            f"L {t('little_integral')}",
-            t("col_gap"),
-        ],
-        table,
+        *table,
         width=HALF,
         keys=keys,
     )
@@ -261,33 +245,20 @@ def memory(ctx: Context) -> Chart | None:
         parts.append(t("cap_no_preemptions"))
     if 0 < bands <= 20:
         parts.append(t("cap_time_bands"))
-    table = []
-    for s in ctx.stages:
-        of = _of(ctx, s)
-        table.append(
-            [
-                f.asked(s.offered_qps),
-                str(s.repeat + 1),
-                f.count(of.get("samples")),
-                f.share(of.get("kv_mean_ratio"), 1),
-                f.share(of.get("kv_max_ratio"), 1),
-                f.count(of.get("preemptions")),
-            ]
-        )
+    table = _table(
+        ctx,
+        {
+            t("col_kv_mean"): lambda _, of: f.share(of.get("kv_mean_ratio"), 1),
+            t("col_kv_max"): lambda _, of: f.share(of.get("kv_max_ratio"), 1),
+            t("server_preemptions"): lambda _, of: f.count(of.get("preemptions")),
+        },
+    )
     return Chart(
         "server-memory",
         t("chart_server_memory_title"),
         " ".join(parts),
         compose(layers, 220),
-        [
-            t("col_offered"),
-            t("col_repeat"),
-            t("col_scrapes"),
-            t("col_kv_mean"),
-            t("col_kv_max"),
-            t("server_preemptions"),
-        ],
-        table,
+        *table,
         width=HALF,
         keys=keys,
     )
