@@ -25,7 +25,7 @@ from bench.client.errors import ProtocolError
 from bench.client.gaps import Gaps
 from bench.client.heaps import HeapCounter
 from bench.client.http1 import SIZE, SIZES, ResponseParser
-from bench.client.judge import EVENTS, JSON_BODY, PLAIN, REFUSAL, TEXT, UNKNOWN, judge, set_flags
+from bench.client.judge import EVENTS, JSON_BODY, LENGTH_FINISH, PLAIN, REFUSAL, TEXT, UNKNOWN, judge, set_flags
 from bench.client.outcome import Fault, Outcome, fault, retry_after
 from bench.client.redact import redact
 from bench.client.sse import MAX_EVENT_BYTES, EventStream
@@ -36,7 +36,7 @@ from bench.client.unpack import Unpacker, unpacker
 ERROR_BODY_BYTES = 65_536
 
 # Finish reasons that need no redaction (it costs as much as ten events).
-_USUAL_FINISH = frozenset({"stop", "length", "tool_calls", "end_turn", "max_tokens", "completed", "max_output_tokens"})
+_USUAL_FINISH = LENGTH_FINISH | {"stop", "tool_calls", "end_turn", "completed"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from urllib.parse import SplitResult, urlsplit
 
 from bench.client.errors import ChannelError
+from bench.client.request import PATHS
 
 DEFAULT_PORTS = {"http": 80, "https": 443}
 _VERSION = re.compile(r"v\d{1,3}(?:(?:alpha|beta)\d*)?$")
-_ENDPOINTS = ("/chat/completions", "/completions", "/responses", "/messages", "/models")
+_ENDPOINTS = (*PATHS.values(), "/models")  # the first that fits is cut
 _LABEL = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]*[A-Za-z0-9_])?"
 _LABELS = re.compile(rf"{_LABEL}(?:\.{_LABEL})*\.?$")
 _PATH = re.compile(r"[A-Za-z0-9\-._~!$&'()*+,;=:@/%]*$")

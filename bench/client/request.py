@@ -12,11 +12,13 @@ import orjson
 
 from bench.client.chat_state import MODEL_MAX
 
+# Also what is cut off a pasted base URL: a path comes before one that it ends with.
 PATHS = {"chat": "/chat/completions", "completions": "/completions", "responses": "/responses", "messages": "/messages"}
 # Only these dialects have a field (`ignore_eos`) that makes every answer as long as asked.
 PINNING = ("chat", "completions")
 # The version of `messages` whose events are read here; target.extra_headers may name another one.
 ANTHROPIC_VERSION = "2023-06-01"
+KEY_FIELDS = ("authorization", "x-api-key")
 _MODEL_FIRST = b'{"model":"'
 
 
@@ -38,9 +40,6 @@ def dialect_fields(path: str, api_key: str | None, auth: str = "auto") -> dict[s
     elif api_key:
         fields["authorization"] = ("Authorization", f"Bearer {api_key}")
     return fields
-
-
-KEY_FIELDS = ("authorization", "x-api-key")
 
 
 def asked_model(body: bytes) -> str:

@@ -36,7 +36,7 @@ from bench.client.kernel_time import KernelClock, StampKeeper
 from bench.client.loop_lag import LoopLag
 from bench.client.outcome import Outcome
 from bench.client.pool import IdlePool
-from bench.client.request import KEY_FIELDS, asked_model, dialect_fields
+from bench.client.request import KEY_FIELDS, PATHS, asked_model, dialect_fields
 from bench.client.sockets import Connection, tls_context
 from bench.client.stream import Stream
 
@@ -75,7 +75,7 @@ class TransportOptions:
     ca_file: str | None = None
     tls_verify: bool = True
     extra_headers: tuple[tuple[str, str], ...] = ()
-    path: str = "/chat/completions"
+    path: str = PATHS["chat"]
     auth: str = "auto"  # see `request.key_field`
     answer: AnswerOptions | None = None
 
