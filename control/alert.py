@@ -51,6 +51,8 @@ FALLS = 3
 BURN = (("minutes", 300.0, 30.0, 20.0), ("hour", 3600.0, 300.0, 14.4), ("day", 21_600.0, 1800.0, 6.0))
 SHOWN_S = 60.0  # window of the rates and percentiles that are shown
 MIN_REQUESTS = 10  # fewer in the short window burn nothing
+# Totals of a `Look` whose increase a `_Step` holds under the same name.
+COUNTERS = ("finished", "refused", "failed", "prompt_tokens", "output_tokens", "service_sum_s", "service_count")
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,15 +144,11 @@ class _Step:
 def _join(a: _Step, b: _Step) -> _Step:
     """Two neighbours as one."""
     span = a.span_s + b.span_s
-    counts = {
-        name: getattr(a, name) + getattr(b, name)
-        for name in ("arrivals", "finished", "refused", "failed", "prompt_tokens", "output_tokens", "service_sum_s")
-    }
+    counts = {name: getattr(a, name) + getattr(b, name) for name in ("arrivals", *COUNTERS)}
     return _Step(
         b.at_s,
         span,
         **counts,
-        service_count=a.service_count + b.service_count,
         ttft=add_buckets([a.ttft, b.ttft]),
         tpot=add_buckets([a.tpot, b.tpot]),
         running=(a.running * a.span_s + b.running * b.span_s) / span,
@@ -248,15 +246,7 @@ class Watch:
             return f"time went back by {-span:g} s"
         d: dict[str, float] = {}
         reset = False
-        for name in (
-            "finished",
-            "refused",
-            "failed",
-            "prompt_tokens",
-            "output_tokens",
-            "service_sum_s",
-            "service_count",
-        ):
+        for name in COUNTERS:
             d[name], fell = delta(getattr(now, name), getattr(before, name))
             reset |= fell
         if max(d["output_tokens"], d["prompt_tokens"]) / span > MAX_TPS:
@@ -382,29 +372,30 @@ class Watch:
             )
 
     def _burn_alert(self, at_s: float, name: str, long_s: float, short_s: float, rate: float) -> Alert | None:
-        budget = 1.0 - self.slo.attainment
-        short, burns = self._window(at_s, short_s), []
+        short = self._window(at_s, short_s)
         if sum(s.finished + s.refused + s.failed for s in short) < MIN_REQUESTS:
             return None
-        for window_s in (short_s, long_s):  # the short one first: it is quick, and mostly says no
-            steps = self._window(at_s, window_s)
-            share = _attainment(steps, self.slo.ttft_s)
-            if share is None:
-                return None
-            burns.insert(0, (1.0 - share[1]) / budget)  # the upper bound: certain misses only
-            if burns[0] < rate:
-                return None
-        long = steps
-        if sum(s.span_s for s in long) < short_s:
+        short_burn = self._burn(short)  # the short window first: it is quick, and mostly says no
+        if short_burn is None or short_burn < rate:
+            return None
+        long = self._window(at_s, long_s)
+        long_burn, span_s = self._burn(long), sum(s.span_s for s in long)
+        if long_burn is None or long_burn < rate or span_s < short_s:
             return None
         return Alert(
             "burn",
             "over",
-            f"attainment budget burns {burns[0]:.1f}x in {sum(s.span_s for s in long):.0f} s and "
-            f"{burns[1]:.1f}x in {short_s:.0f} s (alert {name} at {rate:g}x of {budget:.2%})",
-            min(burns),
+            f"attainment budget burns {long_burn:.1f}x in {span_s:.0f} s and {short_burn:.1f}x in {short_s:.0f} s "
+            f"(alert {name} at {rate:g}x of {1.0 - self.slo.attainment:.2%})",
+            min(long_burn, short_burn),
             rate,
         )
+
+    def _burn(self, steps: Sequence[_Step]) -> float | None:
+        """Share of misses / allowed share."""
+        share = _attainment(steps, self.slo.ttft_s)
+        # the upper bound: certain misses only
+        return None if share is None else (1.0 - share[1]) / (1.0 - self.slo.attainment)
 
 
 def _attainment(steps: Sequence[_Step], limit_s: float) -> tuple[float, float] | None:
