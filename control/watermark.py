@@ -21,9 +21,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from control.admission import SURE_SD
+
 SAFE_LOW, SAFE_HIGH = 0.70, 0.80
 BURST_Z = 2.326  # 99 of 100 intervals stay below mean + z sd
-SURE_SD = 1.645  # 19 of 20; control/admission.py predicts with the same
 MIN_KV_HEADROOM = 1.0
 
 
