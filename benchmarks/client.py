@@ -63,7 +63,7 @@ class Server:
 
     def __init__(self, ttft_ms: float, gap_ms: float, isolate: bool) -> None:
         self.isolate = isolate
-        command = [sys.executable, "-m", "benchmarks.null_server", "--ttft-ms", str(ttft_ms), "--gap-ms", str(gap_ms),
+        command = [sys.executable, "-m", "engine.null_server", "--ttft-ms", str(ttft_ms), "--gap-ms", str(gap_ms),
                    "--parent-pid", str(os.getpid())]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **isolated(0 if isolate else None))
         assert self._process.stdout is not None

@@ -6,7 +6,7 @@
     python -m benchmarks.scaling --master-ramp     # 100, 200, 400, ... of them, until it does not keep up
 
 Input: none. Output: a table on standard error, one line of JSON on standard output.
-Does not: need a service; `benchmarks.null_server` answers with streams of a known length.
+Does not: need a service; `engine.null_server` answers with streams of a known length.
 
 1. The load is our whole locustfile under a real Locust: master and worker processes, plan, pacing, rows, ledger.
 2. `master_us_per_request` is CPU of the master from a packed batch to its written CSV line when it is busy, which is
@@ -47,7 +47,7 @@ def run(*, rate: float, tokens: int, seconds: float, workers: int, gap_ms: float
     """One stage of `rate` new streams a second over `workers` processes of their own."""
     folder = Path(tempfile.mkdtemp(prefix="bench-scaling-"))
     server = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.null_server", "--ttft-ms", "20", "--gap-ms", str(gap_ms), "--parent-pid",
+        [sys.executable, "-m", "engine.null_server", "--ttft-ms", "20", "--gap-ms", str(gap_ms), "--parent-pid",
          str(os.getpid())], stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     children = [server]

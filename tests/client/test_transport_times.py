@@ -28,7 +28,7 @@ class NullServer:
     """The benchmark's server in its own process."""
 
     def __init__(self, ttft_ms: int, gap_ms: int) -> None:
-        command = [sys.executable, "-m", "benchmarks.null_server", "--ttft-ms", str(ttft_ms), "--gap-ms", str(gap_ms),
+        command = [sys.executable, "-m", "engine.null_server", "--ttft-ms", str(ttft_ms), "--gap-ms", str(gap_ms),
                    "--parent-pid", str(os.getpid())]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
         assert self.process.stdout is not None
