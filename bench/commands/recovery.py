@@ -13,7 +13,6 @@ Does not: change its sources, or judge the run.
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import datetime
 from collections.abc import Callable
@@ -23,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.commands.recovery_sources import RecoveryError, Source, read_sources, typed
+from bench.commands.recovery_sources import RecoveryError, Source, read_sources, typed_rows
 from bench.records.collect import Collector
 from bench.records.ledger import PLAN, REQUESTS, RUN, write_run
 from bench.records.lost import lost_rows, stage_not_run, unclosed_stage
@@ -346,14 +345,9 @@ def _server_rows(sources: list[Source], collector: Collector) -> None:
         path = source.folder / SERVER_METRICS if source.folder is not None else None
         if path is None or not path.exists():
             continue
-        kinds = {f.name: f.type for f in dataclasses.fields(ServerRow)}
-        with path.open(encoding="utf-8", newline="") as handle:
-            for cells in csv.DictReader(handle):
-                if None in cells.values() or None in cells:
-                    continue
-                row = ServerRow(**{name: typed(kind, cells[name]) for name, kind in kinds.items()})
-                row.t_s += source.clock(max(row.stage, 0))[0]
-                collector.add_server(row)
+        for row in typed_rows(path, ServerRow):
+            row.t_s += source.clock(max(row.stage, 0))[0]
+            collector.add_server(row)
         return
 
 

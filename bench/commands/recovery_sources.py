@@ -14,18 +14,20 @@ import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from bench.records.ledger import INFLIGHT, PLAN, REQUESTS, RUN, STAGES, read_run
 from bench.records.packing import COUNTS, FLOATS, Batch, batch_of, unpack
 from bench.records.part import WHOLE, Part, part_of
 from bench.records.request import FIELD_NAMES, RequestRow
+from bench.records.server import ServerRow
 from bench.records.shard import Shard, read_shard
 from bench.records.stage import InflightRow, RunInfo, StageRow
 from bench.workload.plan import Plan
 
 ROWS_AT_ONCE = 5000
 DRIFT = 100e-6  # of two clocks against each other, as in locustfiles/clock.py
+_Row = TypeVar("_Row", InflightRow, ServerRow, StageRow)
 _ALWAYS = ("phase", "tenant", "request_class", "request_id", "status", "flags", "detail")
 
 
@@ -125,29 +127,20 @@ class Source:
         path = self.folder / REQUESTS if self.folder is not None else None
         if path is None or not path.exists():
             return
-        with path.open(encoding="utf-8", newline="") as handle:
-            rows: list[RequestRow] = []
-            for cells in csv.DictReader(handle):
-                if None in cells.values() or None in cells:
-                    continue
-                rows.append(RequestRow(*(_cell(name, cells[name]) for name in FIELD_NAMES)))
-                if len(rows) == ROWS_AT_ONCE:
-                    yield batch_of(rows)
-                    rows = []
-            if rows:
+        rows: list[RequestRow] = []
+        for cells in _whole_lines(path):
+            rows.append(RequestRow(*(_cell(name, cells[name]) for name in FIELD_NAMES)))
+            if len(rows) == ROWS_AT_ONCE:
                 yield batch_of(rows)
+                rows = []
+        if rows:
+            yield batch_of(rows)
 
     def gauges(self) -> Iterator[list[InflightRow]]:
         """Samples of the gauge, each once."""
         seen: set[tuple[int, float]] = set()
         if self.folder is not None and (self.folder / INFLIGHT).exists():
-            with (self.folder / INFLIGHT).open(encoding="utf-8", newline="") as handle:
-                kinds = {f.name: f.type for f in dataclasses.fields(InflightRow)}
-                rows = [
-                    InflightRow(**{name: typed(kind, cells[name]) for name, kind in kinds.items()})
-                    for cells in csv.DictReader(handle)
-                    if None not in cells.values()
-                ]
+            rows = list(typed_rows(self.folder / INFLIGHT, InflightRow))
             seen = {(row.worker, round(row.t_s, 6)) for row in rows}
             yield rows
         for shard in self.shards:
@@ -170,15 +163,8 @@ class Source:
     def _closed_stages(self) -> dict[int, StageRow]:
         if self.folder is None or not (self.folder / STAGES).exists():
             return {}
-        kinds = {f.name: f.type for f in dataclasses.fields(StageRow)}
-        out = {}
-        with (self.folder / STAGES).open(encoding="utf-8", newline="") as handle:
-            for cells in csv.DictReader(handle):
-                if None in cells.values() or "not_run" in cells["marks"]:
-                    continue  # torn, or of a stage that never began
-                row = StageRow(**{name: typed(kind, cells[name]) for name, kind in kinds.items()})
-                out[row.stage] = row
-        return out
+        rows = typed_rows(self.folder / STAGES, StageRow)
+        return {row.stage: row for row in rows if "not_run" not in row.marks}
 
 
 def read_sources(paths: list[Path]) -> tuple[list[Source], list[str]]:
@@ -220,7 +206,21 @@ def _keep(shards: dict[tuple[str, Part], list[Shard]], shard: Shard) -> None:
         mine.append(shard)
 
 
-def typed(kind: Any, text: str) -> Any:
+def typed_rows(path: Path, row: type[_Row]) -> Iterator[_Row]:
+    """The rows of a CSV file; a torn line is left out."""
+    kinds = {f.name: f.type for f in dataclasses.fields(row)}
+    for cells in _whole_lines(path):
+        yield row(**{name: _typed(kind, cells[name]) for name, kind in kinds.items()})
+
+
+def _whole_lines(path: Path) -> Iterator[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as handle:
+        for cells in csv.DictReader(handle):
+            if None not in cells and None not in cells.values():
+                yield cells
+
+
+def _typed(kind: Any, text: str) -> Any:
     """A cell as the type of its field."""
     if text == "" and "None" in str(kind):
         return None
