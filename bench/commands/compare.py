@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from bench.commands.report import LANGUAGES
+from bench.commands.options import LANGUAGES
 
 USAGE_EXIT, INVALID_EXIT = 2, 4
 

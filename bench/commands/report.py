@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-LANGUAGES = ("en", "zh-CN")
+from bench.commands.options import LANGUAGES
 
 
 def default_language(env: dict[str, str]) -> str:
