@@ -11,6 +11,7 @@ from typing import Any
 
 from bench.commands.console import Console
 from bench.commands.job_options import EXIT_INVALID, EXIT_USAGE, JobError, JobOptions
+from bench.commands.prepare import check_address
 from bench.records.part import WHOLE, parse_part
 
 LOAD_ENDED = (0, 130)
@@ -24,9 +25,7 @@ def check_part(options: JobOptions, resolved: Any) -> None:
         raise JobError(str(error), EXIT_USAGE) from None
     if part == WHOLE:
         return
-    host, _, port = options.meet.rpartition(":")
-    if not (host and port.isdigit() and 0 < int(port) < 65536):
-        raise JobError(f"--meet is {options.meet!r}; an address and a port, such as 10.0.0.5:5560", EXIT_USAGE)
+    check_address("--meet", options.meet, "10.0.0.5:5560")
     if options.users or options.shape == "knee_search":
         what = "a closed loop" if options.users else "a knee search"
         raise JobError(f"--part is {part}: {what} has no plan that parts could share; leave --part out", EXIT_USAGE)

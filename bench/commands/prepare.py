@@ -17,10 +17,11 @@ from bench.commands.console import Console
 from bench.commands.job_options import EXIT_USAGE, JobError, JobOptions
 
 
-def check_bind(bind: str) -> None:
-    host, _, port = bind.rpartition(":")
+def check_address(option: str, address: str, examples: str) -> None:
+    """Refuse what is not HOST:PORT."""
+    host, _, port = address.rpartition(":")
     if not (host and port.isdigit() and 0 < int(port) < 65536):
-        raise JobError(f"--bind is {bind!r}; an address and a port, such as 127.0.0.1:5557 or 0.0.0.0:5557", EXIT_USAGE)
+        raise JobError(f"{option} is {address!r}; an address and a port, such as {examples}", EXIT_USAGE)
 
 
 def load(options: JobOptions, say: Console, *, base_url: str = "", quiet: bool = False) -> Any:
