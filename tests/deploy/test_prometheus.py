@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.server
 import json
 import shutil
-import socket
 import subprocess
 import threading
 import time
@@ -18,6 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
+from bench.commands.locust_process import free_port
 from bench.records.server import SYSTEMS, read_page
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
@@ -43,12 +43,6 @@ nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="max"} 1000
 pytestmark = pytest.mark.skipif(
     not shutil.which("prometheus"), reason="prometheus is not installed (Debian: apt-get install prometheus)"
 )
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Page(http.server.BaseHTTPRequestHandler):
