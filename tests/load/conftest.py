@@ -83,6 +83,15 @@ def locust_command(*arguments: str, files: str = "chat.py", shape: str | None = 
     return [sys.executable, "-m", "locust", "-f", ",".join(parts), "--only-summary", *arguments]
 
 
+def start_locust(log: Path, environment: dict[str, str], *arguments: str, shape: str | None = "sweep") -> subprocess.Popen[str]:
+    """A Locust process in the log's folder; `end` stops it."""
+    with log.open("w") as handle:
+        return subprocess.Popen(
+            locust_command(*arguments, shape=shape), env=environment, cwd=log.parent, stdout=handle, stderr=handle,
+            text=True, start_new_session=True,
+        )  # fmt: skip
+
+
 def own_port() -> tuple[str, ...]:
     """Arguments that keep master and workers on a free loopback port."""
     port = str(free_port())

@@ -17,9 +17,8 @@ from typing import Any
 import pytest
 
 from bench.commands.job_options import PROJECT
-from bench.commands.locust_process import free_port
-from tests.load.conftest import CONFIG, clean_environment, config_with, end, locust_command
-from tests.load.test_web import KEY, Page
+from tests.load.conftest import CONFIG, clean_environment, config_with
+from tests.load.test_web import KEY, Page, serve_page
 
 
 @pytest.fixture(scope="module")
@@ -27,25 +26,8 @@ def served(engine: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pa
     """Locust's web page below a base path, with our locustfile and no shape."""
     folder = tmp_path_factory.mktemp("web")
     (folder / "config.json").write_text(json.dumps(config_with(loadgen={"output_len_mu": 3.5})), encoding="utf-8")
-    port = free_port()
-    process = subprocess.Popen(
-        locust_command("--web-host", "127.0.0.1", "--web-port", str(port), "--web-base-path", "/bench", "--bench-config",
-                       "config.json", shape=None),
-        env=clean_environment(BENCH_TARGET_URL=engine.base_url, BENCH_API_KEY=KEY), cwd=folder,
-        stdout=subprocess.DEVNULL, stderr=(folder / "log.txt").open("w"), start_new_session=True,
-    )  # fmt: skip
-    page = Page(folder, f"http://127.0.0.1:{port}/bench")
-    try:
-        limit = time.monotonic() + 30
-        while time.monotonic() < limit:
-            try:
-                page.get("/")
-                break
-            except OSError:
-                time.sleep(0.1)
+    with serve_page(folder, engine.base_url, folder / "config.json", "/bench") as page:
         yield page
-    finally:
-        end(process)
 
 
 def data(page: Page) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import pytest
 
 from bench.commands.locust_process import free_port
 
-from .conftest import Ran, clean_environment, end, locust_command, own_port
+from .conftest import Ran, clean_environment, end, own_port, start_locust
 
 PLAN = ("--qps-stages", "20,30", "--stage-duration", "3")
 
@@ -39,11 +39,7 @@ class Masters:
             self._start(f"worker-{part}-{w}", "--worker", "--shard-dir", str(self.folder / f"shards-{part}"), *ports)
 
     def _start(self, name: str, *options: str) -> subprocess.Popen[str]:
-        log = (self.folder / f"{name}.log").open("w")
-        process = subprocess.Popen(
-            locust_command(*options), env=self.environment, cwd=self.folder, stdout=log, stderr=log, text=True,
-            start_new_session=True,
-        )  # fmt: skip
+        process = start_locust(self.folder / f"{name}.log", self.environment, *options)
         self.processes.append(process)
         return process
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import csv
 import json
-import subprocess
 import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import pytest
 
 from bench.commands.locust_process import free_port
 
-from .conftest import clean_environment, end, locust_command
+from .conftest import clean_environment, end, start_locust
 
 KEY = "sk-test-4711-never-to-be-seen"
 
@@ -58,17 +58,18 @@ class Page:
         raise AssertionError(f"run {number} did not come to {finished=} in {limit_s} s")
 
 
-@pytest.fixture
-def page(engine: Any, config_file: Path, tmp_path: Path) -> Iterator[Page]:
+@contextmanager
+def serve_page(folder: Path, url: str, config_file: Path, base_path: str = "") -> Iterator[Page]:
+    """Locust's web page with our locustfile and no shape, in a folder of its own."""
     port = free_port()
-    process = subprocess.Popen(
-        locust_command("--web-host", "127.0.0.1", "--web-port", str(port), "--bench-config", str(config_file), shape=None),
-        env=clean_environment(BENCH_TARGET_URL=engine.base_url, BENCH_API_KEY=KEY), cwd=tmp_path,
-        stdout=subprocess.DEVNULL, stderr=(tmp_path / "log.txt").open("w"), start_new_session=True,
+    below = ("--web-base-path", base_path) if base_path else ()
+    process = start_locust(
+        folder / "log.txt", clean_environment(BENCH_TARGET_URL=url, BENCH_API_KEY=KEY), "--web-host", "127.0.0.1",
+        "--web-port", str(port), *below, "--bench-config", str(config_file), shape=None,
     )  # fmt: skip
-    there = Page(tmp_path, f"http://127.0.0.1:{port}")
+    there = Page(folder, f"http://127.0.0.1:{port}{base_path}")
     try:
-        limit = time.monotonic() + 20
+        limit = time.monotonic() + 30
         while time.monotonic() < limit:
             try:
                 there.get("/")
@@ -78,6 +79,12 @@ def page(engine: Any, config_file: Path, tmp_path: Path) -> Iterator[Page]:
         yield there
     finally:
         end(process)
+
+
+@pytest.fixture
+def page(engine: Any, config_file: Path, tmp_path: Path) -> Iterator[Page]:
+    with serve_page(tmp_path, engine.base_url, config_file) as there:
+        yield there
 
 
 def rows(folder: Path) -> list[dict[str, str]]:

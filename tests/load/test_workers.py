@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from .conftest import Ran, clean_environment, end, locust_command, own_port
+from .conftest import Ran, clean_environment, end, own_port, start_locust
 
 # Silence after which a worker is lost: 2.3 s, up to half a second since its last message, and some for a busy machine.
 SEEN_S = 3.8
@@ -46,11 +46,8 @@ class Crew:
         self.workers.append(self._start("--worker"))
 
     def _start(self, *options: str) -> subprocess.Popen[str]:
-        log = (self.folder / f"log-{len(self.workers)}-{options[0].strip('-')}.txt").open("w")
-        return subprocess.Popen(
-            locust_command(*options, *self.ports), env=self.environment, cwd=self.folder, stdout=log, stderr=log,
-            text=True, start_new_session=True,
-        )  # fmt: skip
+        log = self.folder / f"log-{len(self.workers)}-{options[0].strip('-')}.txt"
+        return start_locust(log, self.environment, *options, *self.ports)
 
     def wait_for_rows(self, count: int, limit_s: float = 40) -> None:
         path = self.run_dir / "requests.csv"
