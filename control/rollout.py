@@ -166,6 +166,11 @@ def gray_tenants(shares: Mapping[str, float], share: float, salt: str) -> list[s
     return chosen
 
 
+def gray_replicas(share: float, replicas: int) -> int:
+    """How many of 2 or more replicas serve under the new policy in a gray stage: as the load, but each side has one."""
+    return min(max(1, round(share * replicas)), replicas - 1)
+
+
 # -- gates -------------------------------------------------------------------------------------------------------------
 
 
@@ -375,6 +380,7 @@ __all__ = [
     "State",
     "complete",
     "enter",
+    "gray_replicas",
     "gray_tenants",
     "needed_requests",
     "next_stage",

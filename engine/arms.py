@@ -18,7 +18,7 @@ import numpy as np
 
 from bench.workload.plan import Plan
 from bench.workload.schedule import Schedule
-from control.rollout import Sample
+from control.rollout import Sample, gray_replicas
 from engine import virtual
 from engine.lengths import arrival_key
 from engine.request import Request, sample_tokens
@@ -107,10 +107,9 @@ def split(old: EngineConfig, new: EngineConfig, traffic: Traffic, tenants: Seque
     """
     chosen = np.isin(np.array([traffic.names[t] for t in traffic.tenant.tolist()]), list(tenants))
     share = float(chosen.mean()) if len(traffic) else 0.0
-    replicas = old.replicas
-    mine = min(max(1, round(share * replicas)), replicas - 1)
+    mine = gray_replicas(share, old.replicas)
     a = serve(new.with_(replicas=mine), traffic.take(chosen), seed)
-    b = serve(old.with_(replicas=replicas - mine), traffic.take(~chosen), seed + 1)
+    b = serve(old.with_(replicas=old.replicas - mine), traffic.take(~chosen), seed + 1)
     i = j = i0 = j0 = 0
     for is_new in chosen.tolist():
         if is_new:

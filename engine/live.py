@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from control.rollout import bucket
+from control.rollout import bucket, gray_replicas
 from engine import handover
 from engine.decision_log import DecisionLog
 from engine.observed import Book
@@ -132,7 +132,7 @@ class Live:
         if table.stage in (FULL, COMPLETE):
             mine = count
         elif table.stage == GRAY:
-            mine = min(max(1, round((table.share or 0.5) * count)), count - 1)
+            mine = gray_replicas(table.share or 0.5, count)
         else:
             mine = 0
         self._switch(list(range(count - mine, count)), new)
