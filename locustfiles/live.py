@@ -510,9 +510,14 @@ class Live:
         return True
 
     def verdict(self, now_s: float) -> str:
-        """How the run stands against the SLO at the target rate, as a sentence. The analysis has the last word."""
-        if self.problem:
-            return f"not started: {self.problem}"
+        """Why the last start was refused, else how the run stands, as a sentence."""
+        return f"not started: {self.problem}" if self.problem else self.run_verdict(now_s)
+
+    def run_verdict(self, now_s: float) -> str:
+        """How the run stands against the SLO at the target rate, as a sentence. The analysis has the last word.
+
+        After a refused start: how the run before it ended.
+        """
         if not self.stages or self.plan is None:
             return "no run yet"
         if self.stopped_by:
@@ -559,7 +564,8 @@ class Live:
             "loop": self.loop,
             "now_s": round(now_s, 1),
             "verdict": self.verdict(now_s),
-            "problem": self.problem,
+            "problem": self.problem,  # not empty: stages and run_id are those of the run before the refused start
+            "run_verdict": self.run_verdict(now_s),
             "target_qps": self.target_qps,
             "slo": {"ttft_s": self.slo.ttft_s, "tpot_s": self.slo.tpot_s, "attainment": self.slo.target},
             "planned_stages": len(plan.stages) if plan else 0,

@@ -85,15 +85,24 @@ def _digest(text: str) -> str:
 
 
 def table(summary: dict[str, Any]) -> list[dict[str, str]]:
-    """Rows of the tab: the whole run first, then the stages, the newest first. Every cell is ready text."""
-    target = summary["target_qps"]
+    """Rows of the tab: the whole run first, then the stages, the newest first. Every cell is ready text.
+
+    A refused start has a row of its own before them: the rows below it are the previous run's, and say so.
+    """
+    target, refused = summary["target_qps"], bool(summary["problem"])
+    before = "previous run" if refused else "run"
     run = {
-        "stage": f"run {summary['run_id']}".strip(),
+        "stage": f"{before} {summary['run_id']}".strip(),
         "offered": "" if target is None else f"target {target:g}",
         "flight": str(summary["in_flight"]) if summary["stages"] else "",
-        "verdict": summary["verdict"],
+        "verdict": summary["run_verdict"],
     }
-    rows = [run, *(_row(s) for s in reversed(summary["stages"]))]
+    stages = [_row(s) for s in reversed(summary["stages"])]
+    if refused:
+        stages = [row | {"stage": f"previous run: {row['stage']}"} for row in stages]
+    rows = [run, *stages] if stages or not refused else []
+    if refused:
+        rows.insert(0, {"stage": "refused start", "verdict": summary["verdict"]})
     # Locust sorts by "name", which is no column of ours: it keeps this order.
     return [{"name": f"{i:05d}"} | {key: row.get(key, "") for key, _ in COLUMNS} for i, row in enumerate(rows)]
 

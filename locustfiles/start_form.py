@@ -1,7 +1,8 @@
 """The start form of Locust's web page: what it sends is looked at before Locust acts on it.
 
 Input: a POST to `/swarm`. Output: nothing when the run may start, else Locust's own refusal (`success: false` and a
-message, which the page shows). Does not: start anything, or change any setting.
+message, which the page shows); the form shows what was typed until a start is accepted, and says what users are for.
+Does not: start anything, or change any setting.
 
 Locust alone would answer a form with `offered_qps=ten` by status 500, one with -5 by success, and would ignore a second
 start while a run goes. It would also take any option from the form, those that are not shown in it too.
@@ -10,10 +11,12 @@ start while a run goes. It would also take any option from the form, those that 
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import math
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from locust import argument_parser
@@ -31,6 +34,13 @@ LOCUST_FIELDS = {"user_count", "spawn_rate", "host", "run_time", "profile", "use
 # A start was accepted, and neither has its run begun nor was it refused: so long no other start is accepted.
 PENDING_S = 5.0
 _BUSY = (STATE_SPAWNING, STATE_RUNNING, STATE_CLEANUP, STATE_STOPPING)
+USERS_SCRIPT = Path(__file__).resolve().parent / "pages" / "users_note.js"
+USERS_NOTES = {
+    "open": "Open loop: users do not set the rate. Leave this as it is; the rates are under Custom parameters.",
+    "closed": "Closed loop: this is the concurrency. Each user sends its next request when its last one has ended.",
+}
+# Field of Locust's own form -> its name in the page's template arguments.
+_LOCUST_ARGUMENTS = {"user_count": "num_users", "spawn_rate": "spawn_rate", "host": "host", "run_time": "run_time"}
 _KINDS = {float: "a number", int: "a whole number"}
 # option -> (lowest, highest) of what it may be, beside 0 for "as the config says"
 _RANGES: dict[str, tuple[float, float]] = {
@@ -63,9 +73,22 @@ class StartForm:
         self._check = check
         self._pending_s = -math.inf
         self._visible: set[str] = set()
+        self._typed: dict[str, str] = {}
 
     def refusal(self, form: Mapping[str, str]) -> str:
         """Why this start is refused; empty when it may go on."""
+        why = self._refusal(form)
+        self._typed = dict(form) if why else {}
+        return why
+
+    def keep_typed(self, template: dict[str, Any]) -> None:
+        """Put the values of a refused start into the template arguments of Locust's page; they change no option."""
+        for name, option in template["extra_options"].items():
+            option["default_value"] = self._typed.get(name, option["default_value"])
+        for name, argument in _LOCUST_ARGUMENTS.items():
+            template[argument] = self._typed.get(name, template[argument])
+
+    def _refusal(self, form: Mapping[str, str]) -> str:
         if not self._conductor.finished:
             return "a run is in progress; press Stop and wait until it has drained, then start the next one"
         runner = self._environment.runner
@@ -112,9 +135,18 @@ class StartForm:
         return options
 
 
-def attach(web_ui: Any, options: Any, form: StartForm) -> None:
-    """Put the look in front of Locust's own `/swarm`, behind the login when there is one."""
-    path = f"{(getattr(options, 'web_base_path', '') or '').rstrip('/')}/swarm"
+def attach(web_ui: Any, options: Any, form: StartForm, loop: str) -> None:
+    """Put the look in front of Locust's own `/swarm`, behind its login, and our notes into its form."""
+    base = (getattr(options, "web_base_path", "") or "").rstrip("/")
+    path = f"{base}/swarm"
+    update = web_ui.update_template_args
+    note = USERS_SCRIPT.read_text(encoding="utf-8").replace("TEXT", json.dumps(USERS_NOTES[loop]), 1)
+
+    def update_and_keep() -> None:
+        update()
+        form.keep_typed(web_ui.template_args)
+
+    web_ui.update_template_args = update_and_keep
 
     @web_ui.auth_required_if_enabled
     def look() -> Any:
@@ -131,4 +163,7 @@ def attach(web_ui: Any, options: Any, form: StartForm) -> None:
     def after(response: Any) -> Any:
         if request.path == path and response.is_json and not (response.get_json(silent=True) or {}).get("success"):
             form.begun()  # refused by Locust itself
+        if request.path in (base, f"{base}/") and response.status_code == 200 and response.mimetype == "text/html":
+            page = response.get_data(as_text=True)
+            response.set_data(page.replace("</body>", f"<script>{note}</script></body>", 1))
         return response

@@ -50,8 +50,8 @@ def add_options(parser: Any) -> None:
     add = parser.add_argument  # an argument group of Locust's parser does not know include_in_web_ui
     add("--bench-config", env_var="BENCH_CONFIG", default="", help="Config file", include_in_web_ui=False)
     add("--run-dir", env_var="BENCH_RUN_DIR", default="", help="Run folder", include_in_web_ui=False)
-    add("--qps-stages", env_var="BENCH_QPS_STAGES", default="", help="Sweep, such as 5,10,15")
-    add("--offered-qps", env_var="BENCH_OFFERED_QPS", type=float, default=0.0, help="One rate; 0: config")
+    add("--qps-stages", env_var="BENCH_QPS_STAGES", default="", help="Sweep, requests/s, such as 5,10,15")
+    add("--offered-qps", env_var="BENCH_OFFERED_QPS", type=float, default=0.0, help="One rate, requests/s; 0: config")
     add("--stage-duration", env_var="BENCH_STAGE_DURATION", type=float, default=0.0, help="Seconds; 0: config")
     add("--stage-repeats", env_var="BENCH_STAGE_REPEATS", type=int, default=0, help="Times each rate is run; 0: config")
     add("--plan-seed", env_var="BENCH_SEED", type=int, default=0, help="Arrivals, lengths; 0: config")
@@ -62,8 +62,8 @@ def add_options(parser: Any) -> None:
     add("--part", env_var="BENCH_PART", default="", help="Part of the plan, such as 1/4; empty: all of it", **hidden)
     add("--meet", env_var="BENCH_MEET", default="127.0.0.1:5560", help="Where part 1 waits for the others", **hidden)
     add("--target-model", env_var="BENCH_TARGET_MODEL", default="", help="Model id; empty: config")
-    add("--slo-ttft-ms", env_var="BENCH_SLO_TTFT_MS", type=float, default=0.0, help="TTFT deadline; 0: config")
-    add("--slo-tpot-ms", env_var="BENCH_SLO_TPOT_MS", type=float, default=0.0, help="TPOT deadline; 0: config")
+    add("--slo-ttft-ms", env_var="BENCH_SLO_TTFT_MS", type=float, default=0.0, help="TTFT deadline, ms; 0: config")
+    add("--slo-tpot-ms", env_var="BENCH_SLO_TPOT_MS", type=float, default=0.0, help="TPOT deadline, ms; 0: config")
 
 
 class Wiring:
@@ -88,7 +88,7 @@ class Wiring:
             live_page.attach(environment.web_ui, self.options(), self.conductor)
             observe.attach(environment.web_ui, self.options(), self.conductor.observer)
             self._form = start_form.StartForm(environment, self.conductor, self._check_start)
-            start_form.attach(environment.web_ui, self.options(), self._form)
+            start_form.attach(environment.web_ui, self.options(), self._form, loop)
         options = self.options()
         if self.conductor is not None and getattr(options, "metrics_port", 0):
             self._metrics = observe.serve(self.conductor.observer, options.metrics_host, options.metrics_port)
@@ -349,9 +349,12 @@ def _refuse_nowhere(resolved: Resolved | None) -> None:
     if problems:
         raise ConfigError(problems)
     if not resolved.config.base_url:
+        unused = [f"engine.embedded {problem.found}. " for problem in resolved.warnings if problem.id == "CFG-016"]
         raise PlanError(
-            "base_url is empty; `bench run` starts the embedded engine by itself, plain locust needs an address: "
-            "start it with `bench serve-engine` and give that address with --host"
+            "base_url is empty; `bench run` starts the embedded engine by itself, plain locust needs an address. "
+            + "".join(unused)
+            + "Start the engine with `bench serve-engine` and give its address with --host"
+            + (", or set engine.embedded to false to test your service" if unused else "")
         )
 
 

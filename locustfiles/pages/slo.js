@@ -175,8 +175,14 @@
     $("verdict").className = `box ${kind}`;
     $("verdict-word").textContent = word;
     $("verdict-text").textContent = data.stages.length || data.problem ? data.verdict.replace(/^[^:]*: /, "") : "Start a run on Locust's page; this page follows by itself.";
-    $("title").textContent = data.run_id ? `${data.model || "model"} · ${data.planned_stages} stage${data.planned_stages === 1 ? "" : "s"}` : "No run yet";
-    $("meta").textContent = data.run_id ? `run ${data.run_id} · seed ${data.seed} · ${data.loop} loop · ${data.state}${data.state === "finished" ? `; judge it with: bench analyse ${data.run_dir}` : ""}` : "";
+    // After a refused start there is no run of its own to show: what follows belongs to the one before, and says so.
+    const previous = data.problem && data.stages.length > 0;
+    $("previous").hidden = !previous;
+    $("bar").hidden = previous;
+    $("previous").textContent = previous ? `Nothing was started. All figures below are of the previous run ${data.run_id}: ${data.run_verdict}.` : "";
+    $("stages-title").textContent = previous ? `Stages of the previous run ${data.run_id}` : "Stages";
+    $("title").textContent = data.problem ? "Start refused" : data.run_id ? `${data.model || "model"} · ${data.planned_stages} stage${data.planned_stages === 1 ? "" : "s"}` : "No run yet";
+    $("meta").textContent = data.run_id ? `${data.problem ? "previous run" : "run"} ${data.run_id} · seed ${data.seed} · ${data.loop} loop · ${data.state}${data.state === "finished" ? `; judge it with: bench analyse ${data.run_dir}` : ""}` : "";
     $("bar").max = data.planned_s || 1;
     $("bar").value = data.spent_s;
     $("tiles").replaceChildren(...tiles(data).map(([name, value, sub]) => el("li", {}, el("p", { class: "label" }, name), el("p", { class: "value" }, value), el("p", { class: "sub" }, sub))));

@@ -76,12 +76,28 @@ def test_a_person_starts_a_sweep_and_follows_it(browser: Any, served: Page) -> N
         shown(browser, "return [...document.querySelectorAll('button')].find(b => /^new$/i.test(b.textContent.trim()))").click()
     shown(browser, "return document.querySelector('[name=qpsStages]')")
     shown(browser, "return [...document.querySelectorAll('.MuiAccordionSummary-root')].find(b => /Custom/.test(b.textContent))").click()
-    field = shown(browser, "const f = document.querySelector('[name=qpsStages]'); return f.offsetParent && f")
+    shown(browser, "const f = document.querySelector('[name=qpsStages]'); return f.offsetParent && f")
+    note = shown(browser, "return document.querySelector('[name=userCount]').closest('.MuiFormControl-root').innerText")
+    assert "Open loop: users do not set the rate." in note
     keep(browser, "start-form")
-    for name, value in (("qpsStages", "15,25"), ("stageDuration", "3")):
-        field = browser.find_element(By.NAME, name)
-        field.send_keys(browser.execute_script("arguments[0].select(); return ''", field) or "", value)
-    shown(browser, "return [...document.querySelectorAll('button')].find(b => /^start/i.test(b.textContent.trim()))").click()
+
+    def fill_and_start(**values: str) -> None:
+        for name, value in values.items():
+            field = browser.find_element(By.NAME, name)
+            field.send_keys(browser.execute_script("arguments[0].select(); return ''", field) or "", value)
+        start = "return [...document.querySelectorAll('button')].find(b => /^start/i.test(b.textContent.trim()))"
+        shown(browser, start).click()
+
+    fill_and_start(qpsStages="15,ten", stageDuration="3")
+    shown(browser, "return [...document.querySelectorAll('[role=alert]')].some(a => /--qps-stages is/.test(a.textContent))")
+    for _ in ("as it stands", "drawn anew"):
+        typed = "return ['qpsStages', 'stageDuration'].map(n => document.querySelector(`[name=${n}]`).value).join(' ')"
+        assert shown(browser, "return document.querySelector('[name=qpsStages]') && (() => {" + typed + "})()") == "15,ten 3"
+        browser.refresh()
+    shown(browser, "return document.querySelector('[name=qpsStages]')")
+    shown(browser, "return [...document.querySelectorAll('.MuiAccordionSummary-root')].find(b => /Custom/.test(b.textContent))").click()
+    shown(browser, "const f = document.querySelector('[name=qpsStages]'); return f.offsetParent && f")
+    fill_and_start(qpsStages="15,25", stageDuration="3")
     shown(browser, "return [...document.querySelectorAll('[role=tab]')].find(t => t.textContent.trim() === 'SLO')").click()
     shown(browser, "return /Attainment so far/.test(document.body.innerText) && /chat @15/.test(document.body.innerText)")
     keep(browser, "tab-slo")
@@ -99,12 +115,20 @@ def test_a_person_starts_a_sweep_and_follows_it(browser: Any, served: Page) -> N
     assert refused["success"] is False and HOSTILE[:20] in refused["message"]
     shown(browser, "return document.getElementById('verdict-text').textContent.includes('<script>')")  # text, not markup
     assert "hacked" not in browser.title and "NOT STARTED" in browser.title
+    run_id = wait_until(served, lambda d: d["problem"])["run_id"]
+    told = browser.find_element(By.ID, "previous").text
+    assert told.startswith(f"Nothing was started. All figures below are of the previous run {run_id}: ")
+    assert browser.find_element(By.ID, "title").text == "Start refused"
+    assert browser.find_element(By.ID, "stages-title").text == f"Stages of the previous run {run_id}"
+    keep(browser, "slo-page-refused")
     served.start(qps_stages="", offered_qps="5", stage_duration="1", target_model=HOSTILE)  # a name may be anything
     shown(browser, f"return document.getElementById('title').textContent.startsWith({json.dumps(HOSTILE)})")
     assert browser.execute_script("return document.querySelectorAll('#title *').length") == 0
     wait_until(served, lambda d: d["state"] == "finished" and d["model"] == HOSTILE)
     shown(browser, "return /finished/.test(document.getElementById('meta').textContent)", 40)
     assert "hacked" not in browser.title and "SLO" in browser.title
+    assert not browser.find_element(By.ID, "previous").is_displayed()
+    assert browser.find_element(By.ID, "stages-title").text == "Stages"
     assert [e for e in browser.get_log("browser") if e["level"] in ("SEVERE", "WARNING")] == []
     asked = [json.loads(e["message"])["message"] for e in browser.get_log("performance")]
     asked = [m["params"]["request"]["url"] for m in asked if m["method"] == "Network.requestWillBeSent"]

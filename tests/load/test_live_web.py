@@ -92,10 +92,15 @@ def test_another_run_begins_afresh_and_a_bad_start_is_shown(served: Page) -> Non
     assert answer["success"] is False and answer["message"].startswith("--qps-stages is 'ten'")
     refused = wait_until(served, lambda d: d["problem"])
     assert refused["verdict"].startswith("not started: --qps-stages is 'ten'")
-    assert tab(served)[0]["verdict"].startswith("not started")
+    rows = tab(served)
+    assert rows[0]["stage"] == "refused start" and rows[0]["verdict"].startswith("not started")
+    assert refused["stages"] and len(rows) == 2 + len(refused["stages"])  # of the run before, and said so in each row
+    assert rows[1]["stage"] == f"previous run {refused['run_id']}" and rows[1]["verdict"] == refused["run_verdict"]
+    assert all(row["stage"].startswith("previous run: ") for row in rows[2:])
     served.start(qps_stages="", offered_qps="30", stage_duration="2", target_model="", slo_ttft_ms="0", slo_tpot_ms="0")
     found = wait_until(served, lambda d: d["state"] == "finished" and not d["problem"])
     assert [s["offered_qps"] for s in found["stages"]] == [30.0]
+    assert tab(served)[0]["stage"] == f"run {found['run_id']}" and tab(served)[1]["stage"] == "00 chat @30"
     assert found["slo"]["ttft_s"] == 0.8  # 0 in the form: as the config says
 
 

@@ -146,6 +146,17 @@ def test_plain_locust_sends_nothing_to_a_placeholder(
     assert ran.code == 2 and words in ran.err and "Traceback" not in ran.err and not ran.run_dir.exists(), ran.err
 
 
+def test_a_base_url_of_the_environment_that_is_not_used_is_named(run_locust: Any, monkeypatch: Any, tmp_path: Path) -> None:
+    import tests.load.conftest as shared
+
+    plain = shared.clean_environment
+    monkeypatch.setattr(shared, "clean_environment", lambda **kw: plain(**kw, BENCH_BASE_URL="http://127.0.0.1:9/v1"))
+    ran = run_locust(url="")
+    assert ran.code == 2 and not ran.run_dir.exists()
+    assert "engine.embedded is true, so BENCH_BASE_URL is not used." in ran.err
+    assert "--host, or set engine.embedded to false to test your service" in ran.err
+
+
 def test_a_closed_loop_keeps_its_concurrency(run_locust: Any) -> None:
     ran = run_locust("-u", "4", "-r", "4", "--stage-duration", "3", files="closed_loop.py", shape=None)
     rows = ran.rows()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import time
 import urllib.parse
 import urllib.request
@@ -142,16 +143,33 @@ BAD_STARTS = [
 ]
 
 
+def arguments(page: Page) -> dict[str, Any]:
+    """What Locust's page draws its form from."""
+    return json.loads(re.findall(r"window\.templateArgs = (\{.*\})$", page.get("/"), re.MULTILINE)[0])
+
+
 def test_a_bad_start_is_refused_with_the_reason_and_a_better_one_runs(page: Page) -> None:
-    before = page.get("/")
+    before = arguments(page)
     for fields, words in BAD_STARTS:
         answer = page.swarm(**fields)
         assert answer["success"] is False and words in answer["message"], (fields, answer)
-    assert page.get("/") == before and page.runs() == []  # nothing was taken over into the form
+    assert page.runs() == []
     assert "--qps-stages is 'ten'" in (page.folder / "log.txt").read_text()
     assert json.loads(page.get("/stats/requests"))["state"] == "ready"
+    page.swarm(qps_stages="5,ten", stage_duration="1", host="http://127.0.0.1:1", user_count="3", elsewhere="x")
+    kept = arguments(page)  # the form is drawn anew with what was typed, and with nothing else changed
+    typed = {"qps_stages": "5,ten", "stage_duration": "1"}
+    options = {key: option["default_value"] for key, option in kept["extra_options"].items()}
+    assert options == {key: option["default_value"] for key, option in before["extra_options"].items()} | typed
+    assert (kept["host"], kept["num_users"]) == ("http://127.0.0.1:1", "3") and "elsewhere" not in json.dumps(kept)
     page.start(qps_stages="", offered_qps="30", stage_duration="1")
     assert page.wait_for_run(1, finished=True)["problems"] == []
+    assert arguments(page)["extra_options"] == before["extra_options"]  # an accepted start forgets the refused one
+
+
+def test_the_start_form_says_what_users_are_for(page: Page) -> None:
+    (note,) = re.findall(r'note\.textContent = "([^"]*)";', page.get("/"))
+    assert note.startswith("Open loop: users do not set the rate.")
 
 
 def test_a_second_start_while_a_run_goes_is_refused_and_changes_nothing(page: Page) -> None:
