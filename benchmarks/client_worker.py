@@ -34,7 +34,7 @@ from bench.records.packing import pack
 from bench.records.request import RequestRow
 from locustfiles import stats
 from locustfiles.calm import calm
-from locustfiles.pacing import Waiter
+from locustfiles.pacing import YIELD_S, Breaks, Waiter
 
 WARMUP_S = 3.0
 # As the generator does: gauge, rows and Locust events ten times a second, a batch of rows to the master once a second.
@@ -85,9 +85,11 @@ def run_transport(args: argparse.Namespace) -> dict[str, Any]:
                                  on_done=lambda outcome: finished.append((name, intended_s, outcome)))
 
     ready: list[RequestRow] = []
+    breaks = Breaks(lambda: gevent.sleep(YIELD_S))
 
     def flush() -> None:
         while finished:
+            breaks()
             name, intended_s, outcome = finished.pop()
             row = outcome.to_row(stage=0, arrival=len(requests), worker=0, repeat=0, offered_qps=args.rate,
                                  phase="window", tenant="", request_class="", request_id=name, intended_s=intended_s,
@@ -103,8 +105,9 @@ def run_transport(args: argparse.Namespace) -> dict[str, Any]:
 
     def ship() -> None:
         if ready:
-            pack(ready)
+            taken = ready.copy()
             ready.clear()
+            pack(taken, breaks)
 
     in_flight: list[int] = []
 

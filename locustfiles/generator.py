@@ -52,7 +52,7 @@ from bench.workload.schedule import Schedule, build_schedule
 from locustfiles import messages, stats
 from locustfiles.calm import calm
 from locustfiles.clock import ClockOffset, clock_id, now_s
-from locustfiles.pacing import Waiter
+from locustfiles.pacing import HELD_S, YIELD_S, Breaks, Waiter
 from locustfiles.shards import ShardKeeper
 
 log = logging.getLogger("bench.generator")
@@ -62,8 +62,6 @@ GAUGE_INTERVAL_S = 0.1
 SHIP_INTERVAL_S = 1.0
 FEW_ROWS = 200
 BATCH_ROWS = 1000
-ROWS_AT_ONCE = 10  # about a millisecond
-YIELD_S = 0.0005  # not 0: the loop would go on with us for 5 ms before it looks at its timers again
 TRIPS, TRIP_GAP_S = 8, 0.05  # round trips before each stage
 # A connection is opened this long before the arrival that finds none: twice a TLS handshake over 60 ms.
 AHEAD_S = 0.25
@@ -73,9 +71,8 @@ SPIN_S, SPIN_EVERY_S = 0.001, 0.05
 SPREE_S = 0.005  # so long may arrivals that are overdue be sent without a look at anything else
 # So many requests are ready before they are due; the later ones are made while the next is this far away.
 LOOKAHEAD, PREPARE_S = 4, 0.01
-# Work that can wait is done when no arrival is due in the meantime: about what ten rows and one batch take on a
-# processor that had slept. It waits ten times as long for such a moment, not longer.
-ROWS_S, PACK_S = 0.004, 0.015
+# Work that can wait goes on when no arrival is due within `HELD_S`; it waits so long for such a moment, not longer.
+PATIENCE_S = 10 * HELD_S
 GAUGE_SAMPLES = 5  # in one message
 LEASE_S = 2.6
 # A worker's answer counts as read in time when the loop was free again within this.
@@ -566,23 +563,22 @@ class Generator:
                     log.exception("rows of stage %s could not be handed over", job.stage.index)
 
     def _flush(self, job: Job) -> None:
+        breaks = Breaks(lambda: self._let_go(job))
+        self._let_go(job)
         while job.finished:
             taken, job.finished = job.finished[:BATCH_ROWS], job.finished[BATCH_ROWS:]
-            for start in range(0, len(taken), ROWS_AT_ONCE):
-                self._rest(job, ROWS_S)
-                rows = [self._row(job, arrival, end) for arrival, end in taken[start : start + ROWS_AT_ONCE]]
-                for row in rows:
-                    stats.fire(self.environment, job.stage.name, row)
-                job.rows += len(rows)
-                job.ready += rows
-                gevent.sleep(YIELD_S)  # what is due goes first
+            for arrival, end in taken:
+                row = self._row(job, arrival, end)
+                stats.fire(self.environment, job.stage.name, row)
+                job.rows += 1
+                job.ready.append(row)
+                breaks()
         ended = job.paced and job.opened == job.closed and not job.finished
         wait_s = SHIP_INTERVAL_S if len(job.ready) < FEW_ROWS else 2 * SHIP_INTERVAL_S
         while len(job.ready) >= BATCH_ROWS or (job.ready and (ended or now_s() - job.shipped_s >= wait_s)):
             batch, job.ready = job.ready[:BATCH_ROWS], job.ready[BATCH_ROWS:]
             batch.sort(key=_arrival)
-            self._rest(job, PACK_S)
-            job.outbox.add(pack(batch))
+            job.outbox.add(pack(batch, breaks))
             job.shipped_s = now_s()
         self._ship(job)
         if ended and not job.ready and job.outbox.idle and not job.done.is_set():
@@ -598,10 +594,11 @@ class Generator:
             )
             job.done.set()
 
-    def _rest(self, job: Job, work_s: float) -> None:
-        """Wait for a moment in which nothing is due for `work_s`; at high rates there is none, and it goes on."""
-        patience_s = now_s() + 10 * work_s
-        while not job.paced and job.next_due_s - now_s() < work_s and now_s() < patience_s:
+    def _let_go(self, job: Job) -> None:
+        """Let what is due go first; wait for a moment in which nothing is. At high rates there is none: go on."""
+        patience_s = now_s() + PATIENCE_S
+        gevent.sleep(YIELD_S)
+        while not job.paced and job.next_due_s - now_s() < HELD_S and now_s() < patience_s:
             gevent.sleep(max(YIELD_S, job.next_due_s - now_s() + YIELD_S))
 
     def _ship(self, job: Job) -> None:

@@ -1,4 +1,4 @@
-"""Waits until a moment of the monotonic clock, more exactly than the loop's own timers.
+"""Waits until a moment of the monotonic clock, more exactly than the loop's own timers; and breaks for long work.
 
 Input: a due time. Output: the greenlet goes on at that time, or earlier when woken.
 Does not: decide what is due (the generator does).
@@ -14,11 +14,15 @@ from __future__ import annotations
 import ctypes
 import os
 import time
+from collections.abc import Callable
 from typing import Any
 
 import gevent
 from gevent.event import Event
 
+# Work that can wait holds the loop no longer than this (pieces of it may be longer).
+HELD_S = 0.001
+YIELD_S = 0.0005  # a break; not 0: the loop would go on with us for 5 ms before it looks at its timers again
 CLOCK_MONOTONIC = 1
 TFD_TIMER_ABSTIME = 1
 READ = 1
@@ -41,6 +45,19 @@ def _make_timer() -> tuple[int, Any] | None:
         return None
     fd = create(CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
     return None if fd < 0 else (fd, settime)
+
+
+class Breaks:
+    """Called between the pieces of long work: rests when the loop has been held for `HELD_S` since the last rest."""
+
+    def __init__(self, rest: Callable[[], None]) -> None:
+        self._rest = rest
+        self._since_s = time.monotonic()
+
+    def __call__(self) -> None:
+        if time.monotonic() - self._since_s >= HELD_S:
+            self._rest()
+            self._since_s = time.monotonic()
 
 
 class Waiter:

@@ -44,8 +44,8 @@ class Stream:
     """One request and its answer; made by `Transport.send`."""
 
     __slots__ = (
-        "_answer_reads", "_clock", "_connect_s", "_connection_kind", "_dns_s", "_drained_bytes", "_empty_ns", "_gate",
-        "_heard_s", "_kept", "_lag_ns", "_lazy_wanted", "_opened_s", "_phase", "_reader_factory", "_request",
+        "_answer_reads", "_began", "_clock", "_connect_s", "_connection_kind", "_dns_s", "_drained_bytes", "_empty_ns",
+        "_gate", "_heard_s", "_kept", "_lag_ns", "_lazy_wanted", "_opened_s", "_phase", "_reader_factory", "_request",
         "_retried", "_started_s", "_tls_s", "_transport", "_unsent", "_user_reads", "_write_s", "bucket", "connection",
         "lazy", "on_done", "outcome", "reader", "request_id", "send_at", "slot", "was_lazy",
     )  # fmt: skip
@@ -65,6 +65,7 @@ class Stream:
         self._empty_ns = 0
         self._lag_ns = 0
         self._answer_reads = 0
+        self._began = False  # to give output
         self._drained_bytes = 0
         self._user_reads = 0
         self._retried = False
@@ -253,22 +254,28 @@ class Stream:
             if reader.feed_lazy(data, at) if self.was_lazy else reader.feed(data, at):
                 self._finish()
                 return False
-            if reader.coalesced and not self.was_lazy:
+            if not self.was_lazy:
+                if not self._began:
+                    if reader.first_output:
+                        self._begin_output(connection)
+                elif reader.coalesced:
+                    self._transport.refine()
                 reader.coalesced = False
-                self._transport.refine()
-            if not self.was_lazy and self._lazy_wanted and reader.first_output and not self._user_reads:
-                # Without stamps so far a drained read would have no time worth its name: such a stream stays prompt.
-                self._start_lazy()
         if connection.ended:
             self._ended(at_ns * 1e-9 if data else now_ns * 1e-9)
             return False
         return more
 
-    def _start_lazy(self) -> None:
-        assert self.connection is not None
-        self.lazy = self.was_lazy = True
-        self.connection.watcher.stop()
-        self._transport.start_lazy(self)
+    def _begin_output(self, connection: Connection) -> None:
+        """The first output is read: what follows is left to the drain, or read promptly with the others'."""
+        self._began = True
+        # Without stamps so far a drained read would have no time worth its name: such a stream stays prompt.
+        if self._lazy_wanted and not self._user_reads:
+            self.lazy = self.was_lazy = True
+            connection.watcher.stop()
+            self._transport.start_lazy(self)
+        else:
+            self._transport.watch_on(connection, self._readable)
 
     def drain(self) -> None:
         """One turn of the transport's pass over all lazy streams."""
@@ -283,7 +290,7 @@ class Stream:
         if self._phase == READING and self._drained_bytes > LAZY_BYTES_PER_DRAIN:
             self._stop_lazy()
             assert self.connection is not None
-            self.connection.watcher.start(self._readable)
+            self._transport.watch_on(self.connection, self._readable)
 
     def _stop_lazy(self) -> None:
         if self.lazy:

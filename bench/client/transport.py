@@ -129,6 +129,9 @@ class Transport:
         proxy, context = _proxy(options.proxy), _context(endpoint, options)
         self._keeper = StampKeeper()
         self.kernel_stamps = self._keeper.working
+        # Answers wait for their first output apart from those that go on: what is read late with its successor has no
+        # time of its own, and the first output is the one whose time counts.
+        self._firsts = Gatherer(self.hub, fine=True) if self.kernel_stamps else None
         self._gatherer = Gatherer(self.hub) if self.kernel_stamps else None
         self._dialer = Dialer(
             self.hub, endpoint.host, endpoint.port, context=context, proxy=proxy, watch=self._watch_fd,
@@ -210,8 +213,7 @@ class Transport:
         """Send a prepared request. Returns at once: what would wait goes on in a greenlet."""
         if self._admit(stream):
             self._guarded(stream.start)
-            if self._gatherer is not None:
-                self._gatherer.serve_early()
+            self._serve_early()
 
     def send(self, body: bytes, **request: Any) -> Stream:
         """Send one request from this greenlet (arguments of `prepare`); returns when it is written or has failed."""
@@ -321,8 +323,8 @@ class Transport:
         self.pool.close()
         self.lag.close()
         self._keeper.close()
-        if self._gatherer is not None:
-            self._gatherer.close()
+        for gatherer in filter(None, (self._firsts, self._gatherer)):
+            gatherer.close()
         self._rest_timer.stop()
         self._rest_timer.close()
 
@@ -349,7 +351,19 @@ class Transport:
 
     def _watch_fd(self, fd: int) -> Any:
         """A watcher of a connection: gathered where stamps give the time, at once elsewhere."""
-        return self.hub.loop.io(fd, READ) if self._gatherer is None else self._gatherer.watch(fd)
+        return self.hub.loop.io(fd, READ) if self._firsts is None else self._firsts.watch(fd)
+
+    def watch_on(self, connection: Connection, callback: Callable[[], None]) -> None:
+        """Read a promptly read answer on, after its first output."""
+        if self._gatherer is None:
+            connection.watcher.start(callback)
+        else:
+            connection.watcher.start_in(self._gatherer, callback)
+
+    def _serve_early(self) -> None:
+        for gatherer in (self._firsts, self._gatherer):
+            if gatherer is not None:
+                gatherer.serve_early()
 
     def refine(self) -> None:
         """A promptly read stream had several outputs in one read."""
@@ -381,8 +395,7 @@ class Transport:
             self._check_limits(now_s)
         if self._lazy:
             self._drain()
-        if self._gatherer is not None:
-            self._gatherer.serve_early()
+        self._serve_early()
 
     # Time limits: streams wait in buckets of one tick; a bucket that is due is looked at once.
 

@@ -8,6 +8,8 @@ Does not: travel, acknowledge or order batches (`collect.py`), or write CSV (`cs
    intended, last against first, ...): a difference has few digits, and digits are all that costs bytes.
 3. Latencies are not sent: they are differences of times. A column that is not what `DERIVED` says travels as it is.
 4. A column that is the same in the whole batch costs nothing but its header.
+5. `pause` is called between columns: a process that has other things to do can do them there. With the caches cold, as
+   they are in a worker that reads 28,000 events a second, a batch of 140 rows takes 22 ms, warm 1.4.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import json
 import math
 import struct
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
@@ -25,7 +27,7 @@ import numpy as np
 
 from bench.records.request import FIELD_NAMES, RequestRow
 
-_VERSION = 2
+_VERSION = 3
 NANO = 1_000_000_000
 NULL = np.iinfo(np.int64).min  # None in an array of whole numbers
 _EXACT = 2.0**53 / NANO  # a larger float has no exact nanoseconds; its column travels as float64
@@ -43,6 +45,10 @@ _NEAR = {
     "done_s": "last_token_s", "prompt_tokens": "input_tokens", "output_tokens": "max_tokens", "chunks": "output_tokens",
 }  # fmt: skip
 _getters = {name: attrgetter(name) for name in FIELD_NAMES}
+
+
+def _go_on() -> None:
+    """No pause."""
 
 
 @dataclass
@@ -136,10 +142,11 @@ def join(batches: Sequence[Batch]) -> Batch:
     return out
 
 
-def batch_of(rows: Sequence[RequestRow]) -> Batch:
+def batch_of(rows: Sequence[RequestRow], pause: Callable[[], None] = _go_on) -> Batch:
     """The rows as columns. Raises ValueError on a NaN, which no row may hold."""
     out = Batch(len(rows))
     for name in FLOATS:
+        pause()
         values = list(map(_getters[name], rows))
         array = np.array(values, dtype=np.float64)  # None becomes NaN
         absent = np.isnan(array)
@@ -157,12 +164,14 @@ def batch_of(rows: Sequence[RequestRow]) -> Batch:
             whole[absent] = NULL
         out.numbers[name] = whole
     for name in COUNTS:
+        pause()
         values = list(map(_getters[name], rows))
         try:
             out.numbers[name] = np.array([NULL if v is None else v for v in values], dtype=np.int64)
         except OverflowError:
             out.odd[name] = values
     for name in WORDS:
+        pause()
         place: dict[str | None, int] = {}
         index = [place.setdefault(word, len(place)) for word in map(_getters[name], rows)]
         out.words[name] = (list(place), np.array(index, dtype=np.int64))
@@ -220,25 +229,33 @@ def _follows(batch: Batch, name: str) -> bool:
 # -- to bytes and back -----------------------------------------------------------------------
 
 
-def pack(rows: Sequence[RequestRow]) -> bytes:
+def pack(rows: Sequence[RequestRow], pause: Callable[[], None] = _go_on) -> bytes:
     """The rows as bytes. Raises ValueError on a NaN, which no row may hold."""
-    return pack_batch(batch_of(rows))
+    return pack_batch(batch_of(rows, pause), pause)
 
 
-def pack_batch(batch: Batch) -> bytes:
+def pack_batch(batch: Batch, pause: Callable[[], None] = _go_on) -> bytes:
     """A batch as bytes."""
     columns: dict[str, Any] = {}
     parts: list[bytes] = []
-    derived = [name for name in DERIVED if _follows(batch, name)]
+    derived = []
+    for name in DERIVED:
+        pause()
+        if _follows(batch, name):
+            derived.append(name)
     for name, values in batch.numbers.items():
         if name not in derived:
+            pause()
             columns[name] = _put_numbers(_against(batch, name, values), parts)
     for name, (words, index) in batch.words.items():
+        pause()
         columns[name] = [words, *_put_numbers(index, parts)]
     for name, odd in batch.odd.items():
         columns[name] = {"odd": [repr(v) if isinstance(v, float) else v for v in odd]}
     head = {"v": _VERSION, "n": batch.n, "derived": derived, "ids": batch.id_prefix, "columns": columns}
+    pause()
     text = json.dumps(head, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogatepass")
+    pause()
     return zlib.compress(struct.pack("<I", len(text)) + text + b"".join(parts), 6)
 
 

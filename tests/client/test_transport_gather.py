@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import gevent
 import pytest
 
-from bench.client.gather import COARSE_S, FINE_S, Gatherer
+from bench.client.gather import AT_ONCE, COARSE_S, FINE_S, HOLD_S, Gatherer
 
 
 @pytest.fixture
@@ -147,3 +147,76 @@ def test_refine_while_gathering_is_felt_at_once(gatherer: Gatherer, pairs: list)
     assert len(served) > 10
     gatherer.remove(reader.fileno())
     assert not gatherer._fine.active and not gatherer._watcher.active
+
+
+def test_a_turn_over_many_lets_timers_go_between(gatherer: Gatherer) -> None:
+    """Counted, not timed: a timer that is due at the first read of 300 comes before the second slice."""
+    many = [socket.socketpair() for _ in range(300)]
+    served: list[int] = []
+    served_before: list[int] = []
+    timer = gevent.get_hub().loop.timer(0.0)
+
+    def serve(reader: socket.socket, k: int) -> None:
+        reader.recv(10)
+        if not served:
+            timer.start(lambda: served_before.append(len(served)))
+        served.append(k)
+
+    try:
+        for k, (writer, reader) in enumerate(many):
+            gatherer.watch(reader.fileno()).start(lambda reader=reader, k=k: serve(reader, k))
+            writer.send(b"x")
+        gevent.sleep(0.05)
+        assert sorted(served) == list(range(300))
+        assert served_before and served_before[0] <= 2 * AT_ONCE
+    finally:
+        timer.close()
+        for writer, reader in many:
+            gatherer.remove(reader.fileno())
+            writer.close()
+            reader.close()
+
+
+def test_a_turn_that_goes_on_ends_with_the_last_watch(gatherer: Gatherer, pairs: list) -> None:
+    watches = [gatherer.watch(reader.fileno()) for _, reader in pairs]
+    for watch, (writer, _) in zip(watches, pairs, strict=True):
+        watch.start(lambda: None)  # never reads: the descriptor stays readable
+        writer.send(b"x")
+    gatherer._more.start(gatherer._serve_some)
+    for watch in watches:
+        watch.stop()
+    assert not gatherer._more.active and not gatherer._watcher.active
+
+
+def test_a_fine_one_never_turns_wider(monkeypatch: pytest.MonkeyPatch) -> None:
+    fine = Gatherer(gevent.get_hub(), fine=True)
+    try:
+        pair = socket.socketpair()
+        pair[1].setblocking(False)
+        fine.refine()
+        monkeypatch.setattr("bench.client.gather.time.monotonic", lambda: time.perf_counter() + 10 * HOLD_S)
+        serve_for(fine, pair, 0.05)
+        assert fine._timer is fine._fine
+        for sock in pair:
+            sock.close()
+    finally:
+        fine.close()
+
+
+def test_a_watch_moves_to_another_gatherer_and_starts_at_home_again(gatherer: Gatherer, pairs: list) -> None:
+    other = Gatherer(gevent.get_hub())
+    try:
+        writer, reader = pairs[0]
+        got: list[bytes] = []
+        watch = gatherer.watch(reader.fileno())
+        for start, home in ((watch.start, gatherer), (lambda call: watch.start_in(other, call), other),
+                            (watch.start, gatherer)):
+            start(lambda: got.append(reader.recv(10)))
+            assert [reader.fileno() in each._callbacks for each in (gatherer, other)] == [home is gatherer, home is other]
+            writer.send(b"x")
+            gevent.sleep(0.01)
+            assert got.pop() == b"x" and not got
+        watch.stop()
+        assert not gatherer._callbacks and not other._callbacks
+    finally:
+        other.close()

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import gevent
@@ -15,6 +16,7 @@ import greenlet
 import pytest
 
 from bench.client.endpoint import parse_base_url
+from bench.client.kernel_time import stamps_supported
 from bench.client.loop_lag import LoopLag
 from bench.client.outcome import Outcome
 from bench.client.transport import Transport, TransportOptions
@@ -52,11 +54,15 @@ def start(made: Transport, outcomes: list[Outcome], body: bytes = b"{}", name: s
         made.start(stream)
 
 
-def wait_for(outcomes: list[Outcome], n: int) -> None:
-    until_s = time.monotonic() + 8.0
-    while len(outcomes) < n:
-        assert time.monotonic() < until_s, "waited in vain"
+def until(condition: Callable[[], bool]) -> None:
+    limit_s = time.monotonic() + 8.0
+    while not condition():
+        assert time.monotonic() < limit_s, "waited in vain"
         gevent.sleep(0.005)
+
+
+def wait_for(outcomes: list[Outcome], n: int) -> None:
+    until(lambda: len(outcomes) >= n)
     gevent.sleep(0.005)
     assert len(outcomes) == n
 
@@ -231,3 +237,39 @@ def test_four_beats_never_take_more_than_four_periods(period_s: float, monkeypat
     assert max(fours) <= 4 * period_s
     assert sum(fours) / len(fours) > 0.9 * 4 * period_s  # and not much more often
     assert max(pauses_s) / min(pauses_s) > 1.2  # yet never in step with regular work
+
+
+ROLE = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n'
+
+
+@pytest.mark.parametrize("read", ["prompt", "lazy"])
+@pytest.mark.skipif(not stamps_supported(), reason="no kernel stamps")
+def test_answers_wait_for_their_first_output_apart(read: str) -> None:
+    go_on, over = threading.Event(), threading.Event()
+
+    def script(peer: Any) -> None:
+        peer.send(fake.HEAD + fake.chunk(ROLE))
+        go_on.wait(8)
+        peer.send(fake.chunk(fake.EVENT))
+        over.wait(8)
+        peer.send(fake.whole()[len(fake.HEAD):])
+
+    outcomes: list[Outcome] = []
+    with fake.FakeServer(script) as server, transport(server.url, read=read) as made:
+        firsts, others = made._firsts, made._gatherer
+        assert firsts is not None and others is not None
+        try:
+            for _ in range(2):  # on a new connection, and on the same one again
+                go_on.clear(), over.clear()
+                stream = made.send(b"{}", request_id="r", on_done=outcomes.append)
+                until(lambda stream=stream: stream.reader._headers_at is not None)
+                assert (len(firsts._callbacks), len(others._callbacks)) == (1, 0)
+                go_on.set()
+                until(lambda: not firsts._callbacks)
+                assert len(others._callbacks) == (1 if read == "prompt" else 0)
+                over.set()
+                wait_for(outcomes, 1)
+                assert outcomes.pop().status == "ok"
+        finally:
+            go_on.set(), over.set()
+    assert server.connections == 1

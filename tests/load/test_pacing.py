@@ -39,6 +39,27 @@ SCRIPT = """
 """
 
 
+BREAKS = """
+    import time
+    from locustfiles.pacing import HELD_S, Breaks
+    rests = []
+    begun = time.monotonic()
+    breaks = Breaks(lambda: rests.append(time.monotonic()))
+    while time.monotonic() < begun + 20 * HELD_S:
+        breaks()
+    # A rest comes when the work has held on for HELD_S since the last one: never sooner, so at most 20 of them.
+    assert 1 <= len(rests) <= 20, rests
+    assert all(b - a >= HELD_S for a, b in zip([begun, *rests], rests)), rests
+    print("fine")
+"""
+
+
+def test_long_work_has_breaks() -> None:
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(BREAKS)], capture_output=True, text=True, timeout=60,
+                          cwd=PROJECT, env={**os.environ, "PYTHONPATH": str(PROJECT)}, check=False)  # fmt: skip
+    assert done.stdout.strip() == "fine", done.stderr
+
+
 @pytest.mark.parametrize("precise", [True, False])
 def test_waits_and_wakes(precise: bool) -> None:
     if precise and not sys.platform.startswith("linux"):

@@ -37,6 +37,13 @@ def test_a_batch_comes_back_as_it_went(batch: list[RequestRow]) -> None:
     assert_same(join([unpack(pack(batch[:7])), unpack(pack(batch[7:]))]).rows(), batch)
 
 
+def test_pauses_between_columns_change_nothing() -> None:
+    batch = [RequestRow(0, i, 0, 0, 5.0, "window", "", "", f"r-{i}", "ok", intended_s=float(i)) for i in range(50)]
+    pauses: list[int] = []
+    assert pack(batch, lambda: pauses.append(len(pauses))) == pack(batch)
+    assert len(pauses) > 1.5 * len(FIELD_NAMES)  # once for a column made, once for a column packed
+
+
 def assert_same(found: list[RequestRow], rows: list[RequestRow]) -> None:
     assert len(found) == len(rows)
     for row, other in zip(rows, found, strict=True):
