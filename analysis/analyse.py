@@ -35,6 +35,7 @@ from analysis.sample import request_points
 from analysis.search import Probe, estimate, probe
 from analysis.server_series import server_view
 from analysis.stage import Context, StageResult, analyse_stage
+from analysis.stage_checks import check_stages
 from analysis.verdict import Facts, verdict
 from bench.records.analysis import SCHEMA_VERSION, Analysis, Capacity, Hysteresis, Reason, StageAnalysis, to_json
 from bench.records.request import LedgerProblem
@@ -234,6 +235,7 @@ def _stage_table(
     if missing:
         text = f"{missing} planned arrivals have no row"
         problems.append(LedgerProblem("LED-009", text, missing, examples[:5]))
+    problems.extend(check_stages(rows, checked, raw))
     _check_seeds(rows, raw, problems)
     return sorted(rows, key=lambda r: (r.stage, r.repeat))
 

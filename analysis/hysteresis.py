@@ -54,6 +54,8 @@ def hysteresis(
     out = []
     for low, high in _bins(rate, varying, top):
         inside = (rate >= low) & (rate <= high)
+        if not inside.any():
+            continue  # two ramps with a gap between their rates
         before, after = np.flatnonzero(inside[:first]), last + 1 + np.flatnonzero(inside[last + 1 :])
         constant = float(np.ptp(rate[inside])) < 1e-9 and bool(varying[inside].all())
         settled = after[len(after) // 2 :] if constant else after

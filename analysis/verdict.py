@@ -32,10 +32,11 @@ FATAL_PROBLEMS = {
     "LED-003": "INV-ROWS", "LED-004": "INV-ROWS", "LED-005": "INV-LEDGER", "LED-006": "INV-LEDGER",
     "LED-007": "INV-LEDGER", "LED-008": "INV-ROWS", "LED-009": "INV-ROWS", "LED-011": "INV-LEDGER",
     "LED-012": "INV-LEDGER", "LED-013": "INV-LEDGER", "LED-018": "INV-SEED",
-    "LED-021": "INV-LEDGER",
+    "LED-021": "INV-LEDGER", "LED-022": "INV-STAGES", "LED-023": "INV-STAGES", "LED-024": "INV-STAGES",
 }  # fmt: skip
 MISSED = ("<=", "<", ">=", ">")
-NEXT_STEP = {"INV-ROWS": "next.rows", "INV-LEDGER": "next.ledger", "INV-SEED": "next.seed"}
+NEXT_STEP = {"INV-ROWS": "next.rows", "INV-LEDGER": "next.ledger", "INV-SEED": "next.seed",
+             "INV-STAGES": "next.stages"}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -98,6 +98,7 @@ ENGLISH: dict[str, str] = {
     "INV-ROWS": "{problem_id}: {message}{examples}",
     "INV-LEDGER": "{problem_id}: {message}{examples}",
     "INV-SEED": "{problem_id}: {message}{examples}",
+    "INV-STAGES": "{problem_id}: {message}{examples}",
     "examples": " ({items})",
     "LED": "{message}",
     "INV-CSV": "Locust's CSV and the ledger disagree: {listed}",
@@ -355,6 +356,8 @@ ENGLISH: dict[str, str] = {
     "again",
     "next.rows": "look in log.txt for lost workers or a full disk; run again",
     "next.ledger": "the ledger was changed or damaged after the run; use the original or run again",
+    "next.stages": "stages.csv or requests.csv was changed after the run; use the original, or take stages.csv away and "
+    "analyse again: windows and rates then come from the rows",
     "next.seed": "compare seeds in stages.csv; do not merge runs by hand",
     "next.csv": "requests or rows were lost on the way; look in log.txt for worker errors, run again",
     "next.offset": "use a quieter network between master and workers, or one machine",

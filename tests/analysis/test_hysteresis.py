@@ -116,3 +116,10 @@ def test_a_burst_in_the_virtual_engine_leaves_a_backlog(tmp_path: Path) -> None:
     (h,) = found.hysteresis
     assert h.verdict == "degraded" and h.after.value == 0.0 and h.before.value is not None and h.before.value > 0.97
     assert any(r.reason_id == "DIA-HYSTERESIS" for r in found.diagnosis)
+
+
+def test_two_ramps_with_a_gap_between_their_rates() -> None:
+    """Rates 10 to 12 and 30 to 40: no arrival lies between, and none is asked for there."""
+    rate = np.concatenate([np.linspace(10, 12, 300), np.linspace(30, 40, 300)])
+    found = hysteresis(np.arange(600.0), rate, np.zeros(600, bool), np.ones(600, bool), 0.99)
+    assert found == []  # one pass upwards has no second side
