@@ -24,6 +24,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import pandas as pd
 
+from bench.records.ledger import find_requests
 from bench.records.request import FIELD_NAMES, STATUSES, LedgerProblem
 
 BLOCK_BYTES = 4 << 20  # a block and its cells stay near the cache; larger ones cost a third more CPU
@@ -99,9 +100,9 @@ class Ledger:
 
 def requests_path(run_dir: Path) -> Path:
     """The ledger of a run folder, plain or gzip. Raises LedgerError when there is none."""
-    for name in ("requests.csv", "requests.csv.gz"):
-        if (run_dir / name).is_file():
-            return run_dir / name
+    found = find_requests(run_dir)
+    if found is not None:
+        return found
     raise LedgerError(
         f"{run_dir}: there is no requests.csv in this folder; a run folder holds run.json, requests.csv and "
         "stages.csv. Give the folder that `bench run` printed"

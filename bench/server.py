@@ -167,7 +167,7 @@ def _read_tools(server: MCPServer, jobs: Jobs) -> None:
 
     @server.tool()
     async def explain(run: str, request: str) -> dict[str, Any]:
-        """The story of one request (its id, or STAGE:ARRIVAL): every decision, its numbers and its rule."""
+        """The story of one request (its id, or STAGE-ARRIVAL): every decision, its numbers and its rule."""
         return await _bench(jobs, "explain", "--json", "--", _run_path(jobs, run), request)
 
     @server.tool()

@@ -70,9 +70,9 @@ def _analyse(run: Path, as_json: bool, **overrides: Any) -> int:
     from analysis.analyse import write_analysis
     from analysis.csv_check import csv_only_report
     from bench.records.analysis import to_json
+    from bench.records.ledger import find_requests
 
-    has_ledger = any((run / name).is_file() for name in ("requests.csv", "requests.csv.gz"))
-    if not has_ledger and (run.is_file() or any(run.glob("*_stats.csv"))):
+    if find_requests(run) is None and (run.is_file() or any(run.glob("*_stats.csv"))):
         report = csv_only_report(run)
         click.echo(json.dumps(report, indent=1) if as_json else _csv_text(report))
         return NO_VERDICT_EXIT

@@ -101,6 +101,7 @@ def _compare(run: Path, raw: dict[str, Any], profile: str) -> list[dict[str, Any
     """Measured against simulated, one row per stage and statistic, with the run's own arrivals and lengths."""
     from bench.commands.simulate import _dicts
     from bench.config.schema import Config
+    from bench.records.ledger import REQUESTS, find_requests
     from bench.workload.plan import build_plan
     from engine.rerun import rerun
     from engine.settings import EngineConfig
@@ -110,7 +111,7 @@ def _compare(run: Path, raw: dict[str, Any], profile: str) -> list[dict[str, Any
         {**raw["config"], "engine": {**raw["config"]["engine"], "profile": profile, "noise_cv": 0.0,
                                      "overhead_ms": None, "time_scale": 1.0}}
     )  # fmt: skip
-    rows = _dicts(run / "requests.csv")
+    rows = _dicts(find_requests(run) or run / REQUESTS)
     old = rerun(build_plan(config, "single"), _dicts(run / "stages.csv"), rows)
     engine = EngineConfig.from_config(config)
     table: list[dict[str, Any]] = []

@@ -51,9 +51,11 @@ def mean_output_tokens(run_dir: Path) -> float | None:
     """Mean asked output length of the ledger, tokens."""
     import csv
 
+    from bench.records.ledger import REQUESTS, find_requests, open_rows
+
     total = count = 0
     try:
-        with (run_dir / "requests.csv").open(encoding="utf-8", newline="") as stream:
+        with open_rows(find_requests(run_dir) or run_dir / REQUESTS) as stream:
             for row in csv.DictReader(stream):
                 if row.get("max_tokens"):
                     total, count = total + int(float(row["max_tokens"])), count + 1

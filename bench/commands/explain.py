@@ -1,14 +1,14 @@
 """`bench explain RUN REQUEST`: the story of one request, every decision with its numbers.
 
-Input: a run folder and a request id (or STAGE:ARRIVAL). Output: text or JSON on standard output.
+Input: a run folder and a request id (or STAGE-ARRIVAL, STAGE:ARRIVAL). Output: text or JSON on standard output.
 Does not: decide or guess: what nobody recorded is said to be missing.
 """
 
 from __future__ import annotations
 
 import csv
-import gzip
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import click
 
 USAGE_EXIT = 2
+PLACE = re.compile(r"([0-9]+)[-:]([0-9]+)")  # stage and arrival
 
 
 class ExplainError(Exception):
@@ -27,16 +28,16 @@ class ExplainError(Exception):
     context_settings={"help_option_names": ["-h", "--help"]},
     help="""The story of one request: every decision, its numbers and its rule.
 
-    REQUEST is a request id of requests.csv, or STAGE:ARRIVAL such as 3:117. `bench simulate --decisions` records the
-    decisions, and so does a run against the embedded engine.
+    REQUEST is a request id of requests.csv, or its stage and arrival as the report shows them, such as 3-117 (3:117
+    is the same). `bench simulate --decisions` records the decisions, and so does a run against the embedded engine.
 
     \b
     Example:
       bench simulate --config configs/demo.json --decisions --run-dir runs/sim
       bench explain runs/sim sim-6-200
-      bench explain runs/sim 6:200 --json
+      bench explain runs/sim 6-200 --json
       bench run --config configs/demo.json --run-dir runs/live
-      bench explain runs/live 6:200
+      bench explain runs/live 6-200
     """,
 )
 @click.argument("run", type=click.Path(path_type=Path))
@@ -104,21 +105,23 @@ def _slo(run: Path) -> dict[str, float]:
 
 
 def _row(run: Path, name: str) -> dict[str, str]:
-    path = run / "requests.csv"
-    packed = run / "requests.csv.gz"
-    stage, mark, arrival = name.partition(":")
-    by_place = bool(mark) and stage.isdigit() and arrival.isdigit()
+    from bench.records.ledger import REQUESTS, find_requests, open_rows
+
+    place = PLACE.fullmatch(name)
+    stage, arrival = (str(int(number)) for number in place.groups()) if place else ("", "")
+    by_place = None
     try:
-        zipped = not path.exists() and packed.exists()
-        with (gzip.open if zipped else open)(packed if zipped else path, "rt", encoding="utf-8", newline="") as handle:
+        with open_rows(find_requests(run) or run / REQUESTS) as handle:
             for row in csv.DictReader(handle):
-                if row.get("request_id") == name or (
-                    by_place and row.get("stage") == stage and row.get("arrival") == arrival
-                ):
+                if row.get("request_id") == name:
                     return row
+                if place and by_place is None and row.get("stage") == stage and row.get("arrival") == arrival:
+                    by_place = row  # an id that looks like a place goes first
     except OSError as error:
         raise ExplainError(f"{error.filename or run}: {error.strerror or error}; give a run folder") from None
-    raise ExplainError(f"{run}: no request {name!r}; give an id of the column request_id, or STAGE:ARRIVAL")
+    if by_place is not None:
+        return by_place
+    raise ExplainError(f"{run}: no request {name!r}; give a request_id, or STAGE-ARRIVAL such as 3-117")
 
 
 def _engine_record(path: Path, request_id: str) -> dict[str, Any] | None:

@@ -32,6 +32,7 @@ from anyio.abc import Process
 
 from bench.commands import mcp_limits
 from bench.commands.mcp_limits import JobRefused
+from bench.records.ledger import RUN, find_requests
 
 # piece -> names of the environment, the first one set wins
 PIECES = {
@@ -175,9 +176,7 @@ class Jobs:
         home = self.settings.runs
         if not home.is_dir():
             return []
-        found = [
-            p for p in home.iterdir() if p.is_dir() and ((p / "run.json").exists() or (p / "requests.csv").exists())
-        ]
+        found = [p for p in home.iterdir() if p.is_dir() and ((p / RUN).exists() or find_requests(p) is not None)]
         return [p.name for p in sorted(found, key=lambda p: p.stat().st_mtime, reverse=True)]
 
     def run_path(self, run: str) -> Path:

@@ -109,11 +109,11 @@ def check_baseline(options: JobOptions, plan: Any) -> None:
     """Refuse before the load what could not be compared after it."""
     if options.baseline is None:
         return
-    from bench.records.ledger import RUN, read_run
+    from bench.records.ledger import RUN, find_requests, read_run
     from bench.workload.schedule import build_schedule
 
     path = options.baseline
-    if not any((path / name).is_file() for name in ("requests.csv", "requests.csv.gz")):
+    if find_requests(path) is None:
         raise JobError(f"{path}: holds no run (no requests.csv); give --baseline a run folder", EXIT_USAGE)
     try:
         base = read_run(path / RUN)
@@ -141,12 +141,14 @@ def stage_hashes(run_dir: Path) -> set[str]:
 
 def make_run_dir(options: JobOptions) -> Path:
     """A new folder for the run; raises JobError when it cannot be written or holds another run."""
+    from bench.records.ledger import find_requests
+
     started = datetime.datetime.now(datetime.UTC)
     home = Path(os.environ.get("BENCH_RUNS") or "runs")
     path = options.run_dir or home / f"{started:%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
     try:
         path.mkdir(parents=True, exist_ok=True)
-        if (path / "requests.csv").exists():
+        if find_requests(path) is not None:
             raise JobError(f"{path}: holds a run already; give --run-dir another folder", EXIT_USAGE)
         probe = path / "log.txt"
         with probe.open("a", encoding="utf-8"):

@@ -200,10 +200,11 @@ def _write_info(folder: Path, resolved: Any, plan: Any, engine: Any, started: da
 def _old_run(folder: Path, plan: Any, say: Any) -> Any:
     """The load of an old run folder."""
     from bench.commands.job_options import JobError
+    from bench.records.ledger import REQUESTS, STAGES, find_requests
     from engine.rerun import rerun
 
     try:
-        found = rerun(plan, _dicts(folder / "stages.csv"), _dicts(folder / "requests.csv"))
+        found = rerun(plan, _dicts(folder / STAGES), _dicts(find_requests(folder) or folder / REQUESTS))
     except (OSError, ValueError) as error:
         raise JobError(f"--run {folder}: {error}; give the folder that `bench run` printed", USAGE_EXIT) from None
     guessed, total = sum(load.guessed for load in found.loads), sum(len(load.schedule) for load in found.loads)
@@ -213,13 +214,9 @@ def _old_run(folder: Path, plan: Any, say: Any) -> Any:
 
 
 def _dicts(path: Path) -> list[dict[str, str]]:
-    import gzip
+    from bench.records.ledger import open_rows
 
-    packed = path.with_name(path.name + ".gz")
-    if not path.exists() and packed.exists():
-        with gzip.open(packed, "rt", encoding="utf-8", newline="") as handle:
-            return list(csv.DictReader(handle))
-    with path.open(encoding="utf-8", newline="") as handle:
+    with open_rows(path) as handle:
         return list(csv.DictReader(handle))
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import gzip
 import json
 import os
 from collections.abc import Iterable, Sequence
@@ -79,6 +80,19 @@ class RowWriter:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
+
+
+def find_requests(run_dir: Path) -> Path | None:
+    """The ledger of a run folder: requests.csv, else requests.csv.gz; None when it has neither."""
+    plain = run_dir / REQUESTS
+    return next((path for path in (plain, plain.with_name(REQUESTS + ".gz")) if path.is_file()), None)
+
+
+def open_rows(path: Path) -> IO[str]:
+    """A CSV file of a run folder as text for `csv`, plain or gzip by its name. Raises OSError."""
+    if path.suffix == ".gz":
+        return gzip.open(path, "rt", encoding="utf-8", newline="")  # type: ignore[return-value]
+    return path.open(encoding="utf-8", newline="")
 
 
 def write_requests(path: Path, rows: Iterable[RequestRow]) -> int:

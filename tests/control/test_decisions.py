@@ -1,6 +1,7 @@
 """Decisions carry their numbers, in both clocks; the story of a request; tenants, promises, and a way down."""
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -161,9 +162,23 @@ def test_explain_tells_what_the_log_holds(told, event):
     one = next(e for e in entries if e["event"] == event)
     said = CliRunner().invoke(explain, [str(folder), one["request_id"]])
     assert said.exit_code == 0 and one["text"] in said.output and "outcome: " in said.output
-    place = one["request_id"].removeprefix("sim-").replace("-", ":")
-    found = json.loads(CliRunner().invoke(explain, [str(folder), place, "--json"]).output)
-    assert found["request_id"] == one["request_id"] and one in found["decisions"]
+    shown = one["request_id"].removeprefix("sim-")  # 0-117, as the report has it
+    for place in (shown, shown.replace("-", ":")):
+        found = json.loads(CliRunner().invoke(explain, [str(folder), place, "--json"]).output)
+        assert found["request_id"] == one["request_id"] and one in found["decisions"]
+
+
+def test_explain_finds_a_place_in_any_ledger_and_an_id_before_a_place(told, tmp_path):
+    folder, _ = told
+    (tmp_path / "requests.csv.gz").write_bytes(gzip.compress((folder / "requests.csv").read_bytes()))
+    assert "request sim-0-7 of" in CliRunner().invoke(explain, [str(tmp_path), "0-7"]).output
+    text = (folder / "requests.csv").read_text().replace("sim-0-9,", "0-7,")  # another request is named like a place
+    (tmp_path / "requests.csv").write_text(text)
+    assert "request 0-7 of" in CliRunner().invoke(explain, [str(tmp_path), "0-7"]).output
+    assert "stage 0, arrival 9" in CliRunner().invoke(explain, [str(tmp_path), "0-7"]).output
+    assert "stage 0, arrival 7" in CliRunner().invoke(explain, [str(tmp_path), "0:7"]).output
+    none = CliRunner().invoke(explain, [str(tmp_path), "0-99999"])
+    assert none.exit_code == 2 and "STAGE-ARRIVAL such as 3-117" in none.output
 
 
 def test_explain_without_a_log_and_without_a_request(told, tmp_path):

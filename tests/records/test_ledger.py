@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import json
 import math
 from pathlib import Path
@@ -75,3 +76,25 @@ def test_a_damaged_run_json_says_where(tmp_path: Path, text: str, message: str) 
     (tmp_path / "run.json").write_text(text, encoding="utf-8")
     with pytest.raises(ValueError, match=message):
         ledger.read_run(tmp_path / "run.json")
+
+
+def test_the_ledger_of_a_folder_is_found_plain_or_packed_and_is_in_the_way_of_another(tmp_path: Path) -> None:
+    from bench.commands.job_options import JobError, JobOptions
+    from bench.commands.prepare import make_run_dir
+
+    assert ledger.find_requests(tmp_path) is None
+    (tmp_path / "requests.csv").mkdir()  # no file
+    assert ledger.find_requests(tmp_path) is None
+    packed = tmp_path / "requests.csv.gz"
+    packed.write_bytes(gzip.compress(b"a,b\r\n1,\"2\n3\"\n"))
+    assert ledger.find_requests(tmp_path) == packed
+    with ledger.open_rows(packed) as handle:
+        assert list(csv.DictReader(handle)) == [{"a": "1", "b": "2\n3"}]
+    with pytest.raises(JobError, match="holds a run already"):
+        make_run_dir(JobOptions(config=Path("x.json"), run_dir=tmp_path))
+    (tmp_path / "requests.csv").rmdir()
+    (tmp_path / "requests.csv").write_text("a,b\n4,5\n", encoding="utf-8")
+    found = ledger.find_requests(tmp_path)
+    assert found == tmp_path / "requests.csv"  # the plain one goes first
+    with ledger.open_rows(found) as handle:
+        assert list(csv.DictReader(handle)) == [{"a": "4", "b": "5"}]
