@@ -165,12 +165,12 @@ def load_differences(base: Analysis, new: Analysis) -> list[str]:
 
     def differ(name: str, x: Any, y: Any) -> None:
         if x != y:
-            found.append(f"{name}: {x} against {y}")
+            found.append(f"{name}: {_said(a, x)} against {_said(b, y)}")
 
     differ("loop", a.get("loop"), b.get("loop"))
     differ("simulated", bool(a.get("simulated")), bool(b.get("simulated")))
     differ("model", _model(a), _model(b))
-    differ("endpoint", (a.get("target") or {}).get("endpoint"), (b.get("target") or {}).get("endpoint"))
+    differ("endpoint", _endpoint(a), _endpoint(b))
     for key in sorted(set(base.slo) | set(new.slo)):
         differ(key, base.slo.get(key), new.slo.get(key))
     if a.get("schedule_hash") != b.get("schedule_hash"):
@@ -195,6 +195,21 @@ def _common_stages_agree(base: Path, new: Path) -> bool:
 
 def _model(run: dict[str, Any]) -> str:
     return str((run.get("config") or {}).get("model") or (run.get("target") or {}).get("model") or "")
+
+
+def _endpoint(run: dict[str, Any]) -> str | None:
+    """What was spoken, by the run's target, else by its config; None when the folder records neither.
+
+    A version whose config had a target and no such key could only send chat completions.
+    """
+    asked = (run.get("config") or {}).get("target")
+    said = (run.get("target") or {}).get("endpoint")
+    return said or (asked.get("endpoint") or "chat" if isinstance(asked, dict) else None)
+
+
+def _said(run: dict[str, Any], value: Any) -> str:
+    """The value, or that this run's folder does not have it."""
+    return f"not recorded (version {run.get('tool_version') or 'unknown'})" if value in (None, "") else str(value)
 
 
 def _short(run: dict[str, Any]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -232,6 +233,28 @@ def test_what_cannot_be_compared_is_refused(runs: Path, new: str, code: int, wor
     assert done.exit_code == code, done.output
     assert all(word in done.output for word in words), done.output
     assert not (runs / new / "compare.json").exists()
+
+
+def test_a_field_that_an_old_folder_lacks_is_not_recorded_or_the_only_thing_its_version_did(runs: Path) -> None:
+    """`load_differences` alone: the same analysis with fields taken out of its run."""
+    found = cr._analysis(runs / "base")
+
+    def without(target: dict[str, str], config: dict[str, object], version: str | None) -> Analysis:
+        return replace(found, run=found.run | {"target": target, "config": config, "tool_version": version})
+
+    config = dict(found.run["config"])
+    messages = without({"endpoint": "messages"}, config, "0.2.0")
+    bare = {k: v for k, v in config.items() if k != "target"}
+    for old, words in (
+        (without({}, bare, "0.0.9"), "not recorded (version 0.0.9)"),
+        (without({}, bare, None), "not recorded (version unknown)"),
+        (without({}, bare | {"target": {}}, "0.0.9"), "chat"),  # no such key: chat completions only
+        (without({}, bare | {"target": {"endpoint": "completions"}}, "0.0.9"), "completions"),
+    ):
+        assert cr.load_differences(messages, old) == [f"endpoint: messages against {words}"]
+        assert cr.load_differences(old, messages) == [f"endpoint: {words} against messages"]
+    same = without({"endpoint": "chat"}, config, "0.2.0")
+    assert cr.load_differences(same, without({}, bare | {"target": {}}, "0.0.9")) == []
 
 
 def test_force_compares_and_says_what_differs(runs: Path) -> None:
