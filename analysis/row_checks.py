@@ -113,7 +113,7 @@ def _check_latencies(ledger: Ledger, status: np.ndarray, problems: list[LedgerPr
     )  # fmt: skip
     by_stamps = {name: c[end] - c[start] for name, end, start in pairs}
     by_stamps["e2e_s"][status != OK] = np.nan
-    by_stamps["tpot_s"] = _tpot(c)
+    by_stamps["tpot_s"] = _tpot(ledger)
     off = np.zeros(ledger.rows, dtype=bool)
     for name, derived in by_stamps.items():
         with np.errstate(invalid="ignore"):
@@ -126,9 +126,17 @@ def _check_latencies(ledger: Ledger, status: np.ndarray, problems: list[LedgerPr
         problems.append(_problem("LED-011", text, ledger, off))
 
 
-def _tpot(c: dict[str, np.ndarray]) -> np.ndarray:
+def streamed_tokens(ledger: Ledger) -> np.ndarray:
+    """(n,) output tokens without reasoning that was not streamed: the n of TPOT."""
+    tokens = ledger["output_tokens"].astype(float)
+    hidden = np.where(ledger.has_flag("hidden_reasoning"), np.nan_to_num(ledger["reasoning_tokens"].astype(float)), 0.0)
+    return tokens - hidden
+
+
+def _tpot(ledger: Ledger) -> np.ndarray:
     """(last - first) / (tokens - 1); NaN without two tokens, and where all came in one event."""
-    tokens, chunks = c["output_tokens"].astype(float), c["chunks"]
+    c = ledger.columns
+    tokens, chunks = streamed_tokens(ledger), c["chunks"]
     with np.errstate(invalid="ignore", divide="ignore"):
         derived = (c["last_token_s"] - c["first_token_s"]) / (tokens - 1)
         derived[~((tokens >= 2) & ((chunks >= 2) | np.isnan(chunks)))] = np.nan

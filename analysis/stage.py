@@ -26,20 +26,22 @@ from analysis.intervals import (
     variance_inflation,
 )
 from analysis.knee import score_quantile
+from analysis.late_sends import held_reads, late_arrivals, late_reason
 from analysis.little import in_flight_at, little
-from analysis.load import OK, TIMEOUT, UNSENT
+from analysis.load import OK, TIMEOUT, UNSENT, Ledger
 from analysis.percentiles import ecdf_points, nearest_rank, summarise
 from analysis.reasons import reason
-from analysis.row_checks import Checked
+from analysis.row_checks import Checked, streamed_tokens
 from analysis.run_files import Gauge, ServerGauge
 from analysis.stationarity import Stationarity, stationarity
-from analysis.stimulus import client_health, stimulus
+from analysis.stimulus import client_health, lag_limit_s, stimulus
 from bench.records.analysis import Little, Percentiles, Reason, StageAnalysis
 from bench.records.request import FLAGS, STATUSES
 from bench.records.sentences import said
 from bench.records.stage import StageRow, drain_time_s
 
 SCORE_BATCHES = 5
+E2E_SHARE = 0.95  # of the whole answers within the P95 target
 STATE_SAMPLES = 600  # of in-flight over the window, to see how long the stage remembers
 BURST_LIMIT = 0.05
 SHORT_LIMIT = 0.01
@@ -119,7 +121,7 @@ def analyse_stage(checked: Checked, row: StageRow, context: Context) -> StageRes
                             little_residual=law.in_flight_mean_integral / law.lambda_w - 1)  # fmt: skip
     grid = np.linspace(t0, t1, STATE_SAMPLES, endpoint=False)
     states = independent_states(in_flight_at(grid, near[0], near[1]))
-    public = _public(checked, row, context, mine, window, values, status, ok, found, flow, law, states)
+    public = _public(checked, row, context, mine, window, values, status, ok, found, deadlines[0], flow, law, states)
     score = np.where(ok, np.fmax(values["ttft_s"] / deadlines[0], values["tpot_s"] / deadlines[1]), np.inf)
     return StageResult(
         public=public,
@@ -219,8 +221,8 @@ def _with_interval(x: np.ndarray, states: float) -> Percentiles:
 
 def _public(
     checked: Checked, row: StageRow, context: Context, mine: np.ndarray, window: np.ndarray,
-    values: dict[str, np.ndarray], status: np.ndarray, ok: np.ndarray, found: att.Hits, flow: Stationarity, law: Little,
-    states: float,
+    values: dict[str, np.ndarray], status: np.ndarray, ok: np.ndarray, found: att.Hits, ttft_deadline_s: np.ndarray,
+    flow: Stationarity, law: Little, states: float,
 ) -> StageAnalysis:  # fmt: skip
     ledger, slo = checked.ledger, context.slo
     t0, t1 = row.window_start_s, row.window_end_s
@@ -247,6 +249,9 @@ def _public(
         ttft_deadline_s=slo.ttft_deadline_s, stage=row.stage, sent_in_window=sent_in_window,
         own_machine=context.own_machine,
     )  # fmt: skip
+    if flow.verdict != "UNSTABLE" and not any(r.reason_id == "INV-LAG" for r in reasons):
+        late = _late(ledger, context, window, status, tried_s[window], kernel, ttft_deadline_s)
+        reasons += _late_reasons(late, found, row.stage, context, health.cpu_max_ratio)
     public = StageAnalysis(
         stage=row.stage, repeat=row.repeat, name=row.name, offered_qps=row.offered_qps, process=row.process,
         window_s=window_s, planned=n,
@@ -275,6 +280,34 @@ def _public(
     _warm_up(public, checked, row, context)
     _finish(public, checked, window, flow, context, varying)
     return public
+
+
+def _late(
+    ledger: Ledger, context: Context, window: np.ndarray, status: np.ndarray, tried_s: np.ndarray, kernel: np.ndarray,
+    ttft_deadline_s: np.ndarray,
+) -> np.ndarray:  # fmt: skip
+    """Arrivals of the window that our own client was late for."""
+    c = ledger.columns
+    stamps = (c["first_token_s"][window], c["last_token_s"][window])
+    held = held_reads(context.gauge, c["worker"][window], stamps, ~kernel, lag_limit_s(context.slo.ttft_deadline_s))
+    return late_arrivals(intended_s=c["intended_s"][window], sent_s=tried_s, unsent=status == UNSENT,
+                         ttft_deadline_s=ttft_deadline_s, held=held)  # fmt: skip
+
+
+def _late_reasons(
+    late: np.ndarray, found: att.Hits, stage: int, context: Context, cpu_ratio: float | None
+) -> list[Reason]:
+    """The first of the SLO's two shares that our own lateness decides, as a reason."""
+    limit_s = lag_limit_s(context.slo.ttft_deadline_s)
+    for hit, target, label in (
+        (found.joint, context.slo.attainment_target, said("gate.label", metric="attainment")),
+        (found.e2e, E2E_SHARE, said("gate.label.share")),
+    ):
+        decided = late_reason(late, hit, target, label, stage=stage, limit_s=limit_s, cpu_ratio=cpu_ratio,
+                              own_machine=context.own_machine)  # fmt: skip
+        if decided is not None:
+            return [decided]
+    return []
 
 
 def _rate_varies(offered: np.ndarray) -> bool:
@@ -410,7 +443,7 @@ def _recording_reasons(s: StageAnalysis, checked: Checked, window: np.ndarray) -
 
 
 def _token_reasons(checked: Checked, window: np.ndarray, stage: int) -> list[Reason]:
-    """Whether the answers' tokens and events can carry a TPOT: it is (last - first) / (tokens - 1)."""
+    """Whether the answers' tokens and events can carry a TPOT: it is (last - first) / (streamed tokens - 1)."""
     c = checked.ledger.columns
     ok = window[checked.status[window] == OK]
     answers = len(ok)
@@ -418,10 +451,11 @@ def _token_reasons(checked: Checked, window: np.ndarray, stage: int) -> list[Rea
         return []
     out = []
     tokens, chunks, allowed = c["output_tokens"][ok], c["chunks"][ok], c["max_tokens"][ok]
+    streamed = streamed_tokens(checked.ledger)[ok]
     with np.errstate(invalid="ignore", divide="ignore"):
         over = float(np.count_nonzero((allowed > 0) & (tokens > allowed))) / answers
-        few = float(np.count_nonzero((tokens >= FEW_TOKENS) & (chunks >= 0) & (chunks <= FEW_EVENTS))) / answers
-        each = np.sort((tokens / chunks)[(tokens > 0) & (chunks > 0)])
+        few = float(np.count_nonzero((streamed >= FEW_TOKENS) & (chunks >= 0) & (chunks <= FEW_EVENTS))) / answers
+        each = np.sort((streamed / chunks)[(streamed > 0) & (chunks > 0)])
     if over > SHORT_LIMIT:
         out.append(reason("INV-TOKENS", "invalid", "next.usage", stage=stage, value=over, limit=SHORT_LIMIT,
                           params={"share": over, "limit": SHORT_LIMIT}))  # fmt: skip

@@ -437,6 +437,7 @@ class AnswerReader:
             cached_tokens=chat.cached_tokens,
             output_tokens=tokens,
             output_tokens_source=source,
+            reasoning_tokens=chat.reasoning_tokens,
             chunks=chat.outputs,
             reads=self._reads,
             bytes_in=self._bytes,

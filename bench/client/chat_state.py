@@ -20,6 +20,8 @@ NOTHING, CONTENT, REASONING, TOOL = 0, 1, 2, 4
 TEXT_MAX = 1_000_000
 # More choices than this in one request is a broken server, not `n`.
 CHOICES_MAX = 128
+# `messages` says thinking; some engines have the field beside the other counts.
+_REASONING_KEYS = ("reasoning_tokens", "thinking_tokens")
 # Longer names are compared by their beginning.
 MODEL_MAX = 200
 
@@ -30,7 +32,8 @@ class ChatState:
     __slots__ = (
         "chunks", "outputs", "content_chunks", "ttft_chunk", "ttfo_chunk", "finish", "done", "marked", "after_done",
         "fault", "prompt_tokens", "cached_tokens", "output_tokens", "timings", "saw_choices", "several", "odd", "text",
-        "reasoning", "tool_calls", "model", "_open", "_keep", "_kept", "secrets",
+        "reasoning", "tool_calls", "model", "reasoning_tokens", "thought", "_beside", "_open", "_keep",
+        "_kept", "secrets",
     )  # fmt: skip
 
     def __init__(self, *, keep_text: bool = False, secrets: tuple[str, ...] = ()) -> None:
@@ -47,6 +50,9 @@ class ChatState:
         self.prompt_tokens: int | None = None
         self.cached_tokens: int | None = None
         self.output_tokens: int | None = None
+        self.reasoning_tokens: int | None = None
+        self.thought = False  # reasoning was streamed
+        self._beside = False  # the service counts reasoning beside its output tokens, not among them
         self.timings: dict[str, float] | None = None
         self.saw_choices = False
         self.several = False  # more than one choice was seen
@@ -64,6 +70,17 @@ class ChatState:
     def terminated(self) -> bool:
         """The stream has said that it is over: [DONE] (or its like), or a finish reason for every choice."""
         return self.done or (self.finish is not None and not self._open)
+
+    @property
+    def hidden_reasoning(self) -> bool:
+        """Reasoning is among the output tokens and was not streamed.
+
+        An event holds a token at least: with more events than tokens that are no reasoning, it was streamed as content.
+        """
+        reasoning, output = self.reasoning_tokens, self.output_tokens
+        if not reasoning or not output or self.thought or self._beside:
+            return False
+        return self.outputs <= output - reasoning
 
     # --- what an event brings ---
 
@@ -105,6 +122,7 @@ class ChatState:
 
     def take_thought(self, text: str) -> int:
         """Text of the reasoning before it."""
+        self.thought = True
         if self._keep and self._room(text):
             self.reasoning.append(text)
         return REASONING
@@ -150,6 +168,19 @@ class ChatState:
         self.cached_tokens = count(
             usage.get("cache_read_input_tokens"), usage.get("prompt_cache_hit_tokens"), self.cached_tokens
         )
+        self._take_reasoning(usage)
+
+    def _take_reasoning(self, usage: dict[str, Any]) -> None:
+        """The tokens of reasoning: a part of the output tokens unless the total says that they come on top."""
+        details = usage.get("completion_tokens_details"), usage.get("output_tokens_details")
+        said = [part.get(key) for part in details if isinstance(part, dict) for key in _REASONING_KEYS]
+        reasoning = count(*said, usage.get("reasoning_tokens"))
+        if reasoning is None:
+            return
+        self.reasoning_tokens = reasoning
+        total = count(usage.get("total_tokens"))
+        apart = (self.prompt_tokens or 0) + (self.output_tokens or 0) + reasoning
+        self._beside = bool(reasoning) and total == apart
 
     def take_timings(self, timings: dict[str, Any]) -> None:
         """The service's own clock (llama.cpp style), kept as a cross-check for `bench probe` and `bench check`."""

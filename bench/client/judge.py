@@ -39,7 +39,11 @@ def judge(
     if kind == TEXT:
         return _page(body, secrets)
     if chat.terminated:
-        return None if chat.outputs else Fault("SC-EMPTY", "the answer was complete and had no output")
+        if chat.outputs:
+            return None
+        hidden = chat.reasoning_tokens
+        but = f", but {hidden} reasoning tokens that were not streamed" if hidden else ""
+        return Fault("SC-EMPTY", f"the answer was complete and had no output{but}")
     if chat.chunks and not chat.saw_choices:
         return Fault("SC-CHOICES", redact(f"no choices in {chat.odd or 'the events'}", secrets))
     if kind == EVENTS and not chat.chunks and "event-stream" not in http.headers.get("content-type", ""):
@@ -63,6 +67,8 @@ def set_flags(
         flags.add("cached")
     if first_read_chunks > 1:
         flags.add("first_read_bound")
+    if chat.hidden_reasoning:
+        flags.add("hidden_reasoning")
     if is_other_model(model, chat.model):
         flags.add("other_model")
     if chat.after_done:

@@ -49,6 +49,7 @@ class Outcome:
     cached_tokens: int | None = None
     output_tokens: int | None = None
     output_tokens_source: str | None = None
+    reasoning_tokens: int | None = None
     chunks: int | None = None
     reads: int | None = None
     bytes_in: int | None = None
@@ -80,6 +81,13 @@ class Outcome:
         found = fault(kind, detail, secrets)
         return cls(status=found.status, code=found.code, error_kind=found.error_kind, done_at=at, detail=found.detail)
 
+    @property
+    def streamed_tokens(self) -> int | None:
+        """The tokens between whose first and last the stream's time lies: output without hidden reasoning."""
+        if self.output_tokens is None or "hidden_reasoning" not in self.flags:
+            return self.output_tokens
+        return self.output_tokens - (self.reasoning_tokens or 0)
+
     def to_row(
         self,
         *,
@@ -99,7 +107,7 @@ class Outcome:
     ) -> RequestRow:
         """Return the ledger row; `to_run_s` maps this process's monotonic seconds to seconds of the run.
 
-        ttft = first_token - intended; tpot = (last_token - first_token)/(output_tokens - 1); e2e = last_token -
+        ttft = first_token - intended; tpot = (last_token - first_token)/(streamed tokens - 1); e2e = last_token -
         intended, for ok only; residence = done - sent. Source: docs/metrics.md.
         """
         sent_s = _mapped(to_run_s, self.send_at)
@@ -107,12 +115,12 @@ class Outcome:
         content_s = _mapped(to_run_s, self.first_content_at)
         last_s = _mapped(to_run_s, self.last_token_at)
         done_s = _mapped(to_run_s, self.done_at) if self.status != "unsent" else None
-        tokens = self.output_tokens
+        streamed = self.streamed_tokens
         # One event with all tokens has no time between tokens: TPOT is unknown then, not zero.
         tpot_s = None
-        if tokens is not None and tokens >= 2 and (self.chunks or 0) >= 2 and first_s is not None:
+        if streamed is not None and streamed >= 2 and (self.chunks or 0) >= 2 and first_s is not None:
             assert last_s is not None  # the two are set together
-            tpot_s = (last_s - first_s) / (tokens - 1)
+            tpot_s = (last_s - first_s) / (streamed - 1)
         return RequestRow(
             stage=stage,
             arrival=arrival,
@@ -150,8 +158,9 @@ class Outcome:
             prompt_tokens=self.prompt_tokens,
             cached_tokens=self.cached_tokens,
             max_tokens=max_tokens,
-            output_tokens=tokens,
+            output_tokens=self.output_tokens,
             output_tokens_source=self.output_tokens_source,
+            reasoning_tokens=self.reasoning_tokens,
             chunks=self.chunks,
             reads=self.reads,
             bytes_in=self.bytes_in,

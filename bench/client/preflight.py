@@ -339,6 +339,9 @@ class Preflight:
         if "short" in outcome.flags:
             of = f"{outcome.output_tokens} of {self.tokens}"
             notes.append(f"{of} tokens: the service does not keep to the asked length")
+        if "hidden_reasoning" in outcome.flags:
+            hidden = outcome.reasoning_tokens
+            notes.append(f"{hidden} tokens are reasoning that is not streamed: TPOT is over the others")
         if "other_model" in outcome.flags:
             notes.append("the answer names another model than the one asked for: is it routed to something else?")
         if "cached" in outcome.flags:

@@ -22,6 +22,7 @@ FLAGS = {
     "burst": "output came in too few reads for its gaps to say anything about the engine",
     "cached": "the service reported cached prompt tokens",
     "first_read_bound": "the first read held several output events: TTFT is an upper bound",
+    "hidden_reasoning": "reasoning is among the output tokens and was not streamed: TPOT is over the other tokens",
     "no_done": "the stream had a finish reason but no [DONE]",
     "other_model": "the answer names another model than the one asked for",
     "retried": "sent again on a new connection: a kept one had died before any byte of the answer",
@@ -73,6 +74,7 @@ class RequestRow:
     max_tokens: int | None = None
     output_tokens: int | None = None
     output_tokens_source: str | None = None
+    reasoning_tokens: int | None = None
     chunks: int | None = None
     reads: int | None = None
     bytes_in: int | None = None
@@ -114,7 +116,7 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "send_lag_s": ("s", "sent - intended: lateness of our own sender"),
     "ttft_s": ("s", "first_token - intended"),
     "ttfo_s": ("s", "first_content - intended"),
-    "tpot_s": ("s", "(last_token - first_token)/(output_tokens - 1); empty when output_tokens < 2"),
+    "tpot_s": ("s", "(last_token - first_token)/(n - 1), n = output_tokens less hidden reasoning; empty when n < 2"),
     "e2e_s": ("s", "last_token - intended; only for status ok"),
     "residence_s": ("s", "done - sent: time in the service, W of Little's law"),
     "itl_mean_s": ("s", "mean gap between output events; only for promptly read streams"),
@@ -127,6 +129,7 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "max_tokens": ("tokens", "output limit sent with the request"),
     "output_tokens": ("tokens", "length of the answer"),
     "output_tokens_source": ("", "`usage` or `chunks` (an estimate)"),
+    "reasoning_tokens": ("tokens", "reasoning as counted by the service; flag `hidden_reasoning`: it was not streamed"),
     "chunks": ("", "events that carried output"),
     "reads": ("", "socket reads that carried output"),
     "bytes_in": ("bytes", "bytes of the answer as received"),

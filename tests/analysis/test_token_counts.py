@@ -70,6 +70,24 @@ def test_counts_that_carry_no_tpot_are_named(
         assert (found.verdict.status == "INVALID") == (severity == "invalid")
 
 
+def hidden(row: dict[str, str]) -> None:
+    """30 tokens came in 30 events, 270 more were reasoning that did not come."""
+    pinned(row, 30, 30, 300)
+    row.update(output_tokens="300", reasoning_tokens="270", flags="hidden_reasoning")
+
+
+def test_hidden_reasoning_is_no_token_of_the_tpot(tmp_path: Path) -> None:
+    plain = changed(tmp_path / "a", lambda _, row: pinned(row, 30, 30, 300))
+    found = changed(tmp_path / "b", lambda _, row: hidden(row))
+    assert "WARN-EVENTS" not in reasons(found)  # 30 / 30, not 300 / 30
+    assert "LED-011" not in {p["problem_id"] for p in found.ledger["problems"]}
+    assert found.stages[0].flags == {"hidden_reasoning": 1.0}
+    assert found.stages[0].latency["tpot_s"].p95 == plain.stages[0].latency["tpot_s"].p95
+    # Not flagged, the same cells contradict each other: the TPOT is not that of 300 tokens.
+    other = changed(tmp_path / "c", lambda _, row: (hidden(row), row.update(flags="")))
+    assert "LED-011" in {p["problem_id"] for p in other.ledger["problems"]} and "WARN-EVENTS" in reasons(other)
+
+
 def test_one_answer_in_a_hundred_is_not_the_service(tmp_path: Path) -> None:
     found = changed(tmp_path, lambda n, row: pinned(row, 1500 if n % 150 == 0 else 30, 30, 30))
     assert "INV-TOKENS" not in reasons(found)

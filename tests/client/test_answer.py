@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from bench.client.answer import AnswerOptions, AnswerReader
 from bench.client.outcome import CODES, FAIL_KINDS, Outcome
 from bench.client.request import asked_model, request_body
+from tests.client import dialect_streams
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 
@@ -395,7 +396,7 @@ def facts(reader: AnswerReader) -> dict[str, Any]:
     """What must not depend on how the stream was read."""
     o = reader.outcome()
     return {"status": o.status, "code": o.code, "detail": o.detail, "finish": o.finish_reason, "chunks": o.chunks,
-            "tokens": o.output_tokens, "source": o.output_tokens_source, "content_chunks": o.content_chunks,
+            "tokens": o.output_tokens, "source": o.output_tokens_source, "reasoning": o.reasoning_tokens, "content_chunks": o.content_chunks,
             "ttft": o.first_token_at, "ttfo": o.first_content_at, "ttft_chunk": o.ttft_chunk, "last": o.last_token_at,
             "done": o.done_at, "bytes": o.bytes_in, "flags": o.flags - {"burst"}, "keep": reader.keep_alive}  # fmt: skip
 
@@ -457,7 +458,9 @@ def streams(draw: st.DrawFn) -> list[bytes]:
     end = draw(st.sampled_from(["full", "full", "no done", "nothing", "after"]))
     if end != "nothing":
         events.append(dump({"choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]}))
-        events.append(dump({"choices": [], "usage": {"completion_tokens": len(texts)}}))
+        hidden = draw(st.sampled_from([None, 0, 1, 30]))
+        counts = {"completion_tokens": len(texts) + (hidden or 0), "completion_tokens_details": {"reasoning_tokens": hidden}}
+        events.append(dump({"choices": [], "usage": counts}))
     if end in ("full", "after"):
         events.append(b"data: [DONE]" + line_end * 2)
     if end == "after":
@@ -751,3 +754,57 @@ def test_the_model_named_in_the_dialects_events() -> None:
 @pytest.mark.parametrize("body", [b"", b"{}", b'{"prompt":"x","model":"m"}', b'{"model":7}', b'{"model":"m', b'{"model":"\\'])
 def test_a_body_that_names_no_model_first(body: bytes) -> None:
     assert asked_model(body) == ""
+
+
+# --- reasoning that is counted and not streamed ---
+
+
+def _reasoned(dialect: str, shown: str) -> list[bytes]:
+    """Six output events; usage says 46 tokens, 40 of them reasoning. shown: nothing, the reasoning, a summary."""
+    if dialect == "chat":
+        counts = {"prompt_tokens": 5, "completion_tokens": 46, "total_tokens": 51,
+                  "completion_tokens_details": {"reasoning_tokens": 40}}  # fmt: skip
+        first = event({"reasoning_content" if shown else "content": "t"})
+        return [first, *[token()] * 5, FINISH, event(None, usage=counts), DONE]
+    made = dialect_streams.Responses()
+    counts = made.usage(46) | {"output_tokens_details": {"reasoning_tokens": 40}}
+    thoughts = [made.event("response.reasoning_text.delta", output_index=0, delta="t")] if shown == "reasoning" else []
+    thoughts += [made.event("response.reasoning_summary_text.delta", delta="t")] if shown == "summary" else []
+    texts = [made.event("response.output_text.delta", output_index=1, delta=f" w{i}") for i in range(6 - len(thoughts))]
+    response = made.response("completed", usage=counts)
+    return [*thoughts, *texts, made.event("response.completed", response=response)]
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize("dialect", ["chat", "responses"])
+@pytest.mark.parametrize(
+    ("shown", "tpot_s"),
+    [
+        ("", 1.0),  # 5 s from first to last; 46 - 40 = 6 streamed tokens: 5 / (6 - 1)
+        ("reasoning", 5.0 / 45),  # all 46 were streamed
+        ("summary", 5.0 / 45),
+    ],
+)
+def test_tpot_is_over_the_tokens_that_were_streamed(dialect: str, shown: str, tpot_s: float, lazy: bool) -> None:
+    reader = AnswerReader()
+    reader.feed(HEAD, 8.0)
+    for number, part in enumerate(_reasoned(dialect, shown)):
+        # Outputs at 10, 11, ... 15 s, read when each came or two at once; what is no output follows at 15 s.
+        read_lazily = lazy and reader.first_output
+        (reader.feed_lazy if read_lazily else reader.feed)(framed(part), 10.0 + min(number, 5))
+    (reader.feed_lazy if lazy else reader.feed)(END, 15.0)
+    outcome = reader.outcome()
+    assert (outcome.output_tokens, outcome.output_tokens_source, outcome.reasoning_tokens) == (46, "usage", 40)
+    assert ("hidden_reasoning" in outcome.flags) == (shown == "")
+    row = outcome.to_row(stage=0, arrival=0, worker=0, repeat=0, offered_qps=1.0, phase="window", tenant="",
+                         request_class="", request_id="r", intended_s=0.0, input_tokens=5, max_tokens=46,
+                         to_run_s=lambda at: at)  # fmt: skip
+    assert row.status == "ok" and row.chunks == 6 and row.output_tokens == 46 and row.reasoning_tokens == 40
+    assert row.tpot_s == pytest.approx(tpot_s, rel=1e-12)
+
+
+def test_an_answer_that_was_all_reasoning_says_so() -> None:
+    counts = {"completion_tokens": 40, "completion_tokens_details": {"reasoning_tokens": 40}}
+    outcome = read(HEAD + framed(ROLE, FINISH, event(None, usage=counts), DONE) + END)
+    assert (outcome.code, outcome.reasoning_tokens) == ("SC-EMPTY", 40)
+    assert "40 reasoning tokens that were not streamed" in outcome.detail

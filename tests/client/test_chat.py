@@ -104,6 +104,47 @@ def test_cached_prompt_tokens_in_every_spelling(usage: dict[str, Any], cached: i
     assert read({"choices": [], "usage": usage})[0].cached_tokens == cached
 
 
+@pytest.mark.parametrize(
+    ("usage", "reasoning"),
+    [
+        ({"completion_tokens": 9, "completion_tokens_details": {"reasoning_tokens": 6}}, 6),
+        ({"output_tokens": 9, "output_tokens_details": {"reasoning_tokens": 5}}, 5),
+        ({"output_tokens": 9, "output_tokens_details": {"thinking_tokens": 4}}, 4),
+        ({"completion_tokens": 9, "reasoning_tokens": 3}, 3),
+        ({"completion_tokens": 9, "completion_tokens_details": {"reasoning_tokens": 0}}, 0),
+        ({"completion_tokens": 9, "completion_tokens_details": {"reasoning_tokens": -2}}, None),
+        ({"completion_tokens": 9, "completion_tokens_details": {"reasoning_tokens": "6"}}, None),
+        ({"completion_tokens": 9, "completion_tokens_details": [6]}, None),
+        ({"completion_tokens": 9, "completion_tokens_details": None}, None),
+        ({"completion_tokens": 9}, None),
+    ],
+)
+def test_reasoning_tokens_in_every_spelling(usage: dict[str, Any], reasoning: int | None) -> None:
+    assert read({"choices": [], "usage": usage})[0].reasoning_tokens == reasoning
+
+
+# Two outputs as content each time: (usage, kind of the first output, is reasoning hidden in it).
+HIDDEN = {
+    "a part, not streamed": ((12, 10, 6, 22), "content", True),
+    "as many events as other tokens": ((12, 10, 8, 22), "content", True),  # 10 - 8 = 2 events
+    "more events than other tokens": ((12, 10, 9, 22), "content", False),  # 10 - 9 = 1 < 2 events
+    "streamed": ((12, 10, 6, 22), "reasoning_content", False),
+    "on top of the output": ((12, 9, 386, 407), "content", False),  # 12 + 9 + 386 = 407
+    "more than the output, no total": ((12, 9, 386, None), "content", False),
+    "no total": ((12, 10, 6, None), "content", True),
+    "none": ((12, 10, 0, 22), "content", False),
+}
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_when_reasoning_is_hidden(name: str) -> None:
+    (prompt, output, reasoning, total), first, hidden = HIDDEN[name]
+    usage = {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": total,
+             "completion_tokens_details": {"reasoning_tokens": reasoning}}  # fmt: skip
+    reader, _ = read(chunk({first: "a"}), chunk({"content": "b"}), {"choices": [], "usage": usage})
+    assert (reader.hidden_reasoning, reader.reasoning_tokens, reader.output_tokens) == (hidden, reasoning, output)
+
+
 @pytest.mark.parametrize("wrong", [-1, True, "12", 1.5, None, 1 << 60])
 def test_usage_that_is_no_count_is_not_taken(wrong: Any) -> None:
     assert read({"choices": [], "usage": {"completion_tokens": wrong}})[0].output_tokens is None
