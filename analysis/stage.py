@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis import attainment as att
+from analysis.gates import E2E_SHARE
 from analysis.intervals import (
     independent_states,
     inflation_ceiling,
@@ -41,7 +42,6 @@ from bench.records.sentences import said
 from bench.records.stage import StageRow, drain_time_s
 
 SCORE_BATCHES = 5
-E2E_SHARE = 0.95  # of the whole answers within the P95 target
 STATE_SAMPLES = 600  # of in-flight over the window, to see how long the stage remembers
 BURST_LIMIT = 0.05
 SHORT_LIMIT = 0.01

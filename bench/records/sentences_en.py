@@ -17,6 +17,9 @@ ENGLISH: dict[str, str] = {
     "INV-GAPS": "the gaps between sends do not follow the asked {process} process: Kolmogorov-Smirnov distance "
     "{distance:.3f}, p = {p:.1e} (limits {allowed:.3f} and {p_limit:g})",
     "INV-LAG": "send lag p99 is {lag_ms:.1f} ms (limit {limit_ms:.1f} ms): our own sender was late{cause}",
+    "INV-LAG.decides": "our own client decides: {late} of {planned} arrivals were sent more than {limit_ms:.0f} ms late, "
+    "not sent, or read late; {label} is {as_missed:.2%} with them as missed and {as_met:.2%} as met, and the target of "
+    "{target:.2%} lies between{cause}",
     "INV-LOOP": "loop lag p99 is {lag_ms:.1f} ms (limit {limit_ms:.0f} ms) and times were stamped by the late "
     "reader{cause}",
     "INV-LOOP.kernel": "loop lag p99 is {lag_ms:.1f} ms (limit {limit_ms:.0f} ms); times were stamped by the "
@@ -212,6 +215,11 @@ ENGLISH: dict[str, str] = {
     "{high_qps}{beyond}); keep production at {safe_low_qps} to {safe_high_qps}, 70-80 % of the lower bound.",
     "capacity.stages": "crossing between the stages at {below_qps:g} and {above_qps:g}; ",
     "capacity.beyond": ", above every measured rate: measure higher ones",
+    "capacity.below_met": "The lower end lies below {rate_qps:g} requests/s, where the SLO held: the latencies near the "
+    "knee vary from part to part of the stages by more than that rate stays clear of the target; longer stages raise it.",
+    "capacity.below_met.clusters": "The lower end lies below {rate_qps:g} requests/s, where the SLO held without a miss: "
+    "misses come in clusters, and {arrivals} arrivals with about {states} independent states of the queue may not have "
+    "shown one; a longer stage there raises it.",
     "capacity.noted": "{sentence} {note}",
     "capacity.p95": "P95 of the whole answer passes its target of {target_s:g} s {where}, before that.",
     "capacity.p95_at": "at about {qps} requests/s",
