@@ -26,7 +26,7 @@ WORKERS = 4
 ROW = (
     "{stage},{i},{worker},0,{qps},{phase},,,req-{stage:02d}-{i:08d}-5f3a,ok,,,200,length,,{intended:.9f},{sent:.9f},"
     "{headers:.9f},{first:.9f},{first:.9f},{last:.9f},{done:.9f},{lag:.9f},{ttft:.9f},{ttft:.9f},{tpot:.9f},{e2e:.9f},"
-    "{residence:.9f},,,,,{prompt},{prompt},,{tokens},{tokens},usage,{tokens},3,{size},reused,,,,kernel,lazy,0.000123,,\n"
+    "{residence:.9f},,,,,{prompt},{prompt},,{tokens},{tokens},usage,,{tokens},3,{size},reused,,,,kernel,lazy,0.000123,,\n"
 )
 
 
