@@ -26,7 +26,7 @@ from analysis.errors import error_groups
 from analysis.gates import default_gates, evaluate, locate, usable
 from analysis.hysteresis import findings, hysteresis
 from analysis.intervals import wilson
-from analysis.knee import Crossing, Level, add_note, capacity, crossing, rate_text
+from analysis.knee import Crossing, Level, add_note, below_met, capacity, crossing, rate_text
 from analysis.reasons import reason
 from analysis.repeatability import repeatability
 from analysis.row_checks import Checked, check_rows
@@ -37,6 +37,7 @@ from analysis.server_series import server_view
 from analysis.stage import Context, StageResult, analyse_stage
 from analysis.stage_checks import check_stages
 from analysis.verdict import Facts, verdict
+from analysis.witnesses import missing_witnesses
 from bench.records.analysis import SCHEMA_VERSION, Analysis, Capacity, Hysteresis, Reason, StageAnalysis, to_json
 from bench.records.request import LedgerProblem
 from bench.records.sentences import joined, render, said
@@ -307,7 +308,9 @@ def _assemble(
     interrupted = bool(raw.get("interrupted")) or any("interrupted" in s.marks for s in stages)
     judged = verdict(Facts(gates, stages, problems, csv_check, errors, target, interrupted, at, bound, limit,
                            asked if notes else None, stopped_by=str(raw.get("stopped_by") or ""),
-                           unfinished=bool(raw) and raw.get("finished_utc") is None))  # fmt: skip
+                           unfinished=bool(raw) and raw.get("finished_utc") is None,
+                           missing=missing_witnesses(raw, locust_stats=bool(csv_check.get("present")),
+                                                     gauge=bool(context.gauge))))  # fmt: skip
     judged.reasons.extend([*notes, *_calibration_reasons(raw)])
     if judged.status == "INVALID":
         found = _withheld(slo.attainment_target, said("capacity.invalid"))
@@ -478,9 +481,13 @@ def _capacity(
     results: list[StageResult], slo: Slo, lambda_max_qps: float | None, searched: Crossing | None = None
 ) -> Capacity:
     held = _held(results) if searched is not None else said("")
-    found = capacity(
-        _levels(results, "joint"), slo.attainment_target, lambda_max_qps=lambda_max_qps, found=searched, note=held
-    )
+    levels = _levels(results, "joint")
+    found = capacity(levels, slo.attainment_target, lambda_max_qps=lambda_max_qps, found=searched, note=held)
+    verdicts: dict[float, set[str]] = {}
+    for result in results:
+        if usable(result.public):
+            verdicts.setdefault(round(result.public.offered_qps, 9), set()).add(result.public.verdict)
+    add_note(found, below_met(found, [x for x in levels if verdicts[x.qps] == {"MET"}]))
     whole = crossing(_levels(results, "e2e"), 0.95)
     found.p95_crossing_qps, found.p95_crossing_kind = whole.value, whole.kind
     found.p95_crossing_low_qps, found.p95_crossing_high_qps = whole.low, whole.high

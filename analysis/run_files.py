@@ -122,6 +122,9 @@ def read_gauge(run_dir: Path) -> tuple[Gauge | None, list[LedgerProblem]]:
             frame[name] = default
     whole = np.isfinite(frame[["t_s", "in_flight", "worker"]].to_numpy(dtype=np.float64)).all(axis=1)
     frame = frame[whole].sort_values(["worker", "t_s"])
+    if frame.empty:
+        text = "inflight.csv holds no sample; Little's law has no independent count of requests in flight"
+        return None, [LedgerProblem("LED-015", text)]
     arrays = {f.name: frame[f.name].to_numpy(dtype=np.float64) for f in fields(Gauge)}
     return Gauge(**arrays), []
 

@@ -361,7 +361,7 @@ def _finish(
     if s.little.identity_residual is not None and s.little.ok is False:
         s.reasons.append(reason("INV-LITTLE", "invalid", "next.little", stage=stage, value=s.little.gap_ratio_gauge,
                                 limit=0.02, params=note))  # fmt: skip
-    elif s.little.in_flight_mean_gauge is not None and s.little.ok is None and s.planned:
+    elif context.gauge is not None and len(context.gauge) and s.little.ok is None and s.planned:
         s.reasons.append(reason("WARN-GAUGE", "warn", "next.gauge", stage=stage, params=note))
     if flow.verdict == "UNSTABLE" and not varying:
         s.reasons.append(_unstable_reason(s, flow))

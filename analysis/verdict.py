@@ -20,6 +20,7 @@ from typing import Any
 
 from analysis.gates import amount, besides, label, locate, where
 from analysis.reasons import left_out, reason, sentence
+from analysis.witnesses import LOCUST_STATS
 from bench.records.analysis import ErrorGroup, Gate, Reason, StageAnalysis, Verdict
 from bench.records.request import LedgerProblem
 from bench.records.sentences import joined, render, said
@@ -34,6 +35,7 @@ FATAL_PROBLEMS = {
     "LED-012": "INV-LEDGER", "LED-013": "INV-LEDGER", "LED-018": "INV-SEED",
     "LED-021": "INV-LEDGER", "LED-022": "INV-STAGES", "LED-023": "INV-STAGES", "LED-024": "INV-STAGES",
 }  # fmt: skip
+WITNESSES = 2  # Locust's table and the gauge; with neither, only the ledger speaks for itself
 MISSED = ("<=", "<", ">=", ">")
 NEXT_STEP = {"INV-ROWS": "next.rows", "INV-LEDGER": "next.ledger", "INV-SEED": "next.seed",
              "INV-STAGES": "next.stages"}  # fmt: skip
@@ -56,6 +58,7 @@ class Facts:
     target_of_config: float | None = None  # when the run was judged at its own rate instead
     stopped_by: str = ""  # the abort gate that ended the run early
     unfinished: bool = False  # the master never wrote the end of its run
+    missing: tuple[str, ...] = ()  # independent records that the run should have and has not
 
 
 def exit_code(codes: Iterable[int]) -> int:
@@ -88,6 +91,9 @@ def run_reasons(facts: Facts) -> list[Reason]:
         known = said("offset.unknown") if math.isinf(bound) else said("offset.known", bound_ms=bound * 1e3)
         out.append(reason("INV-OFFSET", "invalid", "next.offset", value=bound, limit=facts.clock_limit_s,
                           params={"known": known, "limit_ms": facts.clock_limit_s * 1e3}))  # fmt: skip
+    if len(facts.missing) >= WITNESSES:
+        out.append(reason("INV-WITNESS", "invalid", "next.witness", value=float(len(facts.missing)), limit=0.0,
+                          params={"files": joined("and", list(facts.missing))}))  # fmt: skip
     return out
 
 
@@ -258,6 +264,10 @@ def _warnings(facts: Facts) -> list[Reason]:
     other_model = [r for s in facts.stages for r in s.reasons if r.reason_id == "WARN-MODEL"]
     if other_model:  # of many stages the worst one speaks
         out.append(max(other_model, key=lambda r: r.value or 0.0))
+    for r in (r for s in (place.exact if place else ()) for r in s.reasons if r.reason_id == "WARN-GAUGE"):
+        out.append(r)
+    if facts.missing == (LOCUST_STATS,):  # LED-015 speaks for the gauge
+        out.append(reason("WARN-WITNESS", "warn", "next.witness", params={"file": LOCUST_STATS}))
     for problem in facts.problems:
         if problem.problem_id not in FATAL_PROBLEMS:
             made = reason("LED", "warn", "next.verdicts", value=float(problem.rows),
@@ -268,13 +278,17 @@ def _warnings(facts: Facts) -> list[Reason]:
 
 def _sentence(status: str, facts: Facts, failed: list[Gate], reasons: list[Reason]) -> dict[str, Any]:
     stopped = said("verdict.stopped") if facts.interrupted else said("")
+    missing = said("verdict.witness", files=joined("and", list(facts.missing)))
     if status == "PASS":
         undecided = any(r.reason_id == "WARN-UNDECIDED" for r in reasons)
         rate, rest = _held_where(facts)
         note = said("verdict.undecided") if undecided else said("")
+        rest = said("verdict.both", first=rest, second=missing) if facts.missing else rest
         return said("verdict.PASS", stopped=stopped, where=rate, note=note, rest=rest)
     if status == "FAIL":
-        return said("verdict.FAIL", stopped=stopped, reason=sentence(_fail_reason(failed[0])))
+        missed = sentence(_fail_reason(failed[0]))
+        missed = said("verdict.both", first=missed, second=missing) if facts.missing else missed
+        return said("verdict.FAIL", stopped=stopped, reason=missed)
     first = next(r for r in reasons if r.severity == "invalid")
     code = "verdict.INVALID.target" if first.reason_id == "INV-TARGET" else "verdict.INVALID"
     return said(code, stopped=stopped, reason=sentence(first))

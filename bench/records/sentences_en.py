@@ -98,6 +98,9 @@ ENGLISH: dict[str, str] = {
     "WARN-OPEN": "{count} arrivals ended without an outcome; attainment lies between {low:.4f} and {high:.4f}",
     # ------------------------------------------------------------ the run
     "INV-UNFINISHED": "the run has no end: its master died, or still runs; stages may be missing",
+    "INV-WITNESS": "{files} are missing: the run wrote both, and without them nothing but requests.csv speaks for its own "
+    "rows",
+    "WARN-WITNESS": "{file} is missing: the counts and latencies of requests.csv have no second source",
     "INV-ROWS": "{problem_id}: {message}{examples}",
     "INV-LEDGER": "{problem_id}: {message}{examples}",
     "INV-SEED": "{problem_id}: {message}{examples}",
@@ -137,6 +140,8 @@ ENGLISH: dict[str, str] = {
     "verdict.FAIL": "{stopped}The SLO does not hold: {reason}.",
     "verdict.INVALID": "{stopped}The measurement is not to be trusted: {reason}.",
     "verdict.INVALID.target": "{stopped}The SLO is not judged: {reason}.",
+    "verdict.both": "{first}{second}",
+    "verdict.witness": "; {files} is missing, so the ledger is not checked by it",
     "verdict.stopped": "INTERRUPTED. ",
     "verdict.undecided": " (not decided by the number of arrivals)",
     "verdict.run": "over the whole run",
@@ -362,6 +367,7 @@ ENGLISH: dict[str, str] = {
     "next.drain_limit": "raise sweep.drain_limit_sec",
     "next.unfinished": "look in log.txt for what ended it; `bench recover` puts rows together that workers kept; run "
     "again",
+    "next.witness": "put the file that the run wrote back into the folder and analyse again, or run again",
     "next.rows": "look in log.txt for lost workers or a full disk; run again",
     "next.ledger": "the ledger was changed or damaged after the run; use the original or run again",
     "next.stages": "stages.csv or requests.csv was changed after the run; use the original, or take stages.csv away and "

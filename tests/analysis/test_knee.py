@@ -14,6 +14,8 @@ from analysis.analyse import analyse_run
 from analysis.intervals import independent_states, inflation_ceiling, split, variance_inflation, wilson
 from analysis.knee import (
     Level,
+    add_note,
+    below_met,
     capacity,
     crossing,
     first_crossing,
@@ -21,6 +23,7 @@ from analysis.knee import (
     rate_text,
     score_quantile,
     share_draws,
+    share_interval,
 )
 from analysis.little import in_flight_at
 from analysis.run_files import Gauge
@@ -290,9 +293,11 @@ def test_limits_of_lag_and_health() -> None:
 # ------------------------------------------------------------------ clusters of misses
 
 
-def thin(qps: float, misses: int, *, n: int = 6600, states: float = 50.0, inflation: float = 1.0) -> Level:
-    """A rate whose parts all lie far below the deadline, whatever it missed."""
-    score = 0.3 if misses <= 0.01 * n else 3.0
+def thin(
+    qps: float, misses: int, *, n: int = 6600, states: float = 50.0, inflation: float = 1.0, held: float = 0.8
+) -> Level:
+    """A rate whose parts lie around `held` of the deadline when it held, whatever it missed."""
+    score = held if misses <= 0.01 * n else 3.0
     return Level(qps, 1 - misses / n, n, score, (score * 0.9, score, score * 1.1, score, score), True, qps,
                  states=states, attainment_most=1.0 if misses <= 0.01 * n else 0.9, inflation=inflation)  # fmt: skip
 
@@ -327,6 +332,33 @@ def test_the_lower_end_allows_for_the_clusters_a_stage_did_not_hold() -> None:
     known = [replace(x, states=3300.0) for x in rates]
     assert crossing(known, 0.99).low >= 25
     assert crossing([replace(x, inflation=None) for x in rates], 0.99).low >= 25  # nothing known: as before
+
+
+def test_a_short_stage_at_a_low_rate_borrows_from_the_one_above() -> None:
+    """10 requests/s held 95 arrivals of 7 states, 15 held 657 of 38: what a higher rate shows bounds a lower one.
+
+    At 15 the 97.5 % point of the share is 2.51 (Gamma(1/2)) clusters of 657/76 = 8.6: 3.3 %, log odds 1.21 above
+    those of 1 %; at 10 they lie 5 ln 1.5 = 2.03 lower, or more. The line between crosses at 15 - 5 * 1.21/2.03 = 12.0,
+    or above.
+    """
+    rates = [thin(10, 0, n=95, states=7), thin(15, 0, n=657, states=38), thin(20, 3000)]
+    low, _ = share_interval(rates, 0.99) or (0, 0)
+    assert 11.9 < low < 13
+    one_missed = [replace(rates[0], attainment=1 - 1 / 95), *rates[1:]]  # misses of its own: nothing is borrowed
+    assert (share_interval(one_missed, 0.99) or (0, 0))[0] < 11
+
+
+def test_the_page_says_why_the_lower_end_lies_below_a_rate_that_is_met() -> None:
+    rates = [thin(15, 0), thin(20, 0), thin(25, 0, n=657, states=38), thin(30, 3000)]
+    made = capacity(rates, 0.99)
+    assert made.knee_low_qps is not None and made.knee_low_qps < 25
+    why = below_met(made, rates[:3])
+    assert why["params"] == {"rate_qps": 25, "arrivals": 657, "states": 38}
+    add_note(made, why)
+    assert "The lower end lies below 25 requests/s, where the SLO held without a miss" in made.sentence
+    assert below_met(made, rates[:2])["code"] == "" and below_met(made, [])["code"] == ""  # 25 is not decided
+    assert below_met(made, [thin(25, 3)])["code"] == "capacity.below_met"
+    assert below_met(made, [thin(40, 0)])["code"] == ""  # above a rate that failed
 
 
 def test_a_short_sweep_that_held_claims_less_than_its_highest_rate() -> None:

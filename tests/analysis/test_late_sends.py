@@ -78,7 +78,6 @@ def spoil(folder: Path, count: int) -> None:
         writer.writeheader()
         writer.writerows(rows)
     (folder / "locust_stats.csv").unlink()
-    (folder / "inflight.csv").unlink()
 
 
 @pytest.mark.parametrize(("target", "status"), [(0.995, "INVALID"), (0.99, "PASS"), (0.98, "PASS")])
