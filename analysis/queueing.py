@@ -18,7 +18,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def lognormal_moments(mu: float, sigma: float) -> Moments:
 
 def lognormal_quantile(mu: float, sigma: float, p: float) -> float:
     """The p-quantile exp(mu + sigma z_p)."""
-    return float(stats.lognorm.ppf(p, s=sigma, scale=math.exp(mu)))
+    return math.exp(mu) * math.exp(sigma * float(special.ndtri(p)))
 
 
 def clipped_lognormal_moments(mu: float, sigma: float, cap: float) -> Moments:
@@ -80,8 +80,8 @@ def clipped_lognormal_moments(mu: float, sigma: float, cap: float) -> Moments:
     if cap <= 0:
         raise ValueError(f"cap is {cap}; a length cap must be above 0")
     z = (math.log(cap) - mu) / sigma
-    above = float(stats.norm.sf(z))
-    raw = [lognormal_raw_moment(mu, sigma, k) * float(stats.norm.cdf(z - k * sigma)) + cap**k * above for k in (1, 2)]
+    above = float(special.ndtr(-z))
+    raw = [lognormal_raw_moment(mu, sigma, k) * float(special.ndtr(z - k * sigma)) + cap**k * above for k in (1, 2)]
     return Moments(raw[0], raw[1], above)
 
 
