@@ -20,6 +20,7 @@ from bench.workload.plan import Plan
 from bench.workload.schedule import Schedule
 from control.rollout import Sample, gray_replicas
 from engine import virtual
+from engine.blocks import prompt_blocks
 from engine.lengths import arrival_key
 from engine.request import Request, sample_tokens
 from engine.settings import EngineConfig
@@ -30,7 +31,7 @@ Block = tuple[list[Sample], list[Sample]]  # (new, old)
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Arrivals of a live service; `tenant[i]` is an index into `names`."""
+    """Arrivals of a live service; `tenant[i]` is an index into `names`, `arrival[i]` one into `schedule`."""
 
     arrival_s: np.ndarray
     input_tokens: np.ndarray
@@ -38,11 +39,14 @@ class Traffic:
     max_tokens: np.ndarray
     tenant: np.ndarray
     names: tuple[str, ...]
+    arrival: np.ndarray
+    schedule: Schedule  # whole: says which prompts begin alike
+    unique: bool  # prompts of one length differ
 
     def take(self, keep: np.ndarray) -> Traffic:
         """The arrivals of a mask."""
         return Traffic(self.arrival_s[keep], self.input_tokens[keep], self.output_tokens[keep], self.max_tokens[keep],
-                       self.tenant[keep], self.names)
+                       self.tenant[keep], self.names, self.arrival[keep], self.schedule, self.unique)
 
     def __len__(self) -> int:
         return len(self.arrival_s)
@@ -64,17 +68,20 @@ def traffic_of(plan: Plan, schedule: Schedule, config: Any, names: Sequence[str]
         names = (*names, "")
     if len(names) > 1 and not config.tenants:
         tenant = np.random.default_rng([0x54454E, seed]).integers(0, len(names), n)
-    return Traffic(schedule.intended_s[:n], schedule.input_tokens[:n], outputs, limits, tenant, tuple(names))
+    return Traffic(schedule.intended_s[:n], schedule.input_tokens[:n], outputs, limits, tenant, tuple(names),
+                   np.arange(n), schedule, plan.prompts.unique)
 
 
 def serve(engine: EngineConfig, traffic: Traffic, seed: int, patience: Patience | None = None) -> list[Sample]:
     """What each arrival met under one policy."""
     times, inputs = traffic.arrival_s.tolist(), traffic.input_tokens.tolist()
     outputs, limits, tenants = traffic.output_tokens.tolist(), traffic.max_tokens.tolist(), traffic.tenant.tolist()
-    names = traffic.names
+    names, arrival = traffic.names, traffic.arrival.tolist()
+    blocks = prompt_blocks(traffic.schedule, engine.block_size, unique=traffic.unique)
 
     def make(i: int) -> Request:
-        return Request(str(i), times[i], inputs[i], limits[i], outputs[i], tenant=names[tenants[i]], index=i)
+        return Request(str(i), times[i], inputs[i], limits[i], outputs[i], tenant=names[tenants[i]], index=i,
+                       prefix_hashes=blocks(arrival[i]) if engine.prefix_caching else ())
 
     return _samples(drive(engine, times, make, seed=seed, patience=patience), traffic, engine)
 

@@ -13,10 +13,12 @@ tail of a prompt evicted before its head). Blocks of generated tokens are not in
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 
 import numpy as np
 
 from bench.workload.prefix import SharedStarts, mix
+from bench.workload.schedule import Schedule
 from engine.request import Request
 
 
@@ -32,6 +34,18 @@ def block_names(shared: SharedStarts, arrival: int, prompt_tokens: int, size: in
     own = mix(np.uint64(seed) ^ mix(ends.astype(np.uint64)))
     own[:named] = mix(names[(ends[:named] - 1) // shared.block_tokens] ^ mix(ends[:named].astype(np.uint64)))
     return tuple(own.tolist())
+
+
+def prompt_blocks(schedule: Schedule, size: int, *, unique: bool) -> Callable[[int], tuple[int, ...]]:
+    """The function that names the full blocks of arrival i's prompt; `unique`: prompts share nothing by themselves."""
+    inputs, shared = schedule.input_tokens.tolist(), schedule.shared
+    if shared is not None:
+        seeds = schedule.prompt_seed.tolist()
+        return lambda i: block_names(shared, i, inputs[i], size, seeds[i])
+    if unique:
+        return lambda i: ()
+    # The one prompt of a length: equal prompts share, others do not.
+    return lambda i: tuple((inputs[i] << 32) | block for block in range(inputs[i] // size))
 
 
 class BlockPool:

@@ -22,7 +22,7 @@ from bench.records.stage import InflightRow, StageRow
 from bench.workload.plan import Plan, Stage
 from bench.workload.schedule import Schedule, build_schedule
 from engine import virtual
-from engine.blocks import block_names
+from engine.blocks import prompt_blocks
 from engine.journal import Entry
 from engine.lengths import arrival_key
 from engine.request import Request, mix64, predict_tokens, sample_tokens
@@ -131,7 +131,6 @@ def _maker(plan: Plan, schedule: Schedule, config: Any, engine: EngineConfig,
     """The function that makes the request of arrival i."""
     arrivals, inputs, limits = (schedule.intended_s.tolist(), schedule.input_tokens.tolist(),
                                 schedule.max_tokens.tolist())
-    keys = schedule.prompt_seed.tolist()
     key = arrival_key(plan, schedule, engine.seed) if old is None else mix64
     tenants = [plan.tenants[i].name for i in schedule.tenant.tolist()] if plan.tenants else None
     classes = [plan.classes[i].name for i in schedule.request_class.tolist()] if plan.classes else None
@@ -139,9 +138,8 @@ def _maker(plan: Plan, schedule: Schedule, config: Any, engine: EngineConfig,
     load = config.loadgen
     guesses = engine.policy == "sjf"
     keyed = guesses or not (pinned or old is not None)
-    shared = engine.prefix_caching and not plan.prompts.unique
-    size = engine.block_size
-    starts = schedule.shared if engine.prefix_caching else None
+    blocks = prompt_blocks(schedule, engine.block_size, unique=plan.prompts.unique)
+    caching = engine.prefix_caching
 
     def make(i: int) -> Request:
         limit = limits[i]
@@ -153,8 +151,7 @@ def _maker(plan: Plan, schedule: Schedule, config: Any, engine: EngineConfig,
         return Request(
             str(i), arrivals[i], inputs[i], limit, output, index=i,
             tenant=tenants[i] if tenants else "", request_class=classes[i] if classes else "",
-            prefix_hashes=block_names(starts, i, inputs[i], size, keys[i]) if starts is not None
-            else _equal_prompts(inputs[i], size) if shared else (),
+            prefix_hashes=blocks(i) if caching else (),
             predicted_tokens=predict_tokens(output, drawn, engine.prediction_sigma) if guesses else None,
         )
 
@@ -164,11 +161,6 @@ def _maker(plan: Plan, schedule: Schedule, config: Any, engine: EngineConfig,
 def request_prefix(stage: Stage) -> str:
     """What stands before the arrival number in the request ids of a stage."""
     return f"sim-{stage.index}-"
-
-
-def _equal_prompts(tokens: int, size: int) -> tuple[int, ...]:
-    """Block names of the one prompt of a length: equal prompts share, others do not."""
-    return tuple((tokens << 32) | block for block in range(tokens // size))
 
 
 def _rows(result: StageResult) -> Iterator[RequestRow]:

@@ -99,11 +99,9 @@ def _calibrate(run: Path, output: Path, base: str, force: bool) -> tuple[Any, An
 
 def _compare(run: Path, raw: dict[str, Any], profile: str) -> list[dict[str, Any]]:
     """Measured against simulated, one row per stage and statistic, with the run's own arrivals and lengths."""
-    from bench.commands.simulate import _dicts
+    from bench.commands.old_run import read_old_run
     from bench.config.schema import Config
-    from bench.records.ledger import REQUESTS, find_requests
     from bench.workload.plan import build_plan
-    from engine.rerun import rerun
     from engine.settings import EngineConfig
     from engine.simulate import simulate_stages
 
@@ -111,9 +109,9 @@ def _compare(run: Path, raw: dict[str, Any], profile: str) -> list[dict[str, Any
         {**raw["config"], "engine": {**raw["config"]["engine"], "profile": profile, "noise_cv": 0.0,
                                      "overhead_ms": None, "time_scale": 1.0}}
     )  # fmt: skip
-    rows = _dicts(find_requests(run) or run / REQUESTS)
-    old = rerun(build_plan(config, "single"), _dicts(run / "stages.csv"), rows)
     engine = EngineConfig.from_config(config)
+    found = read_old_run(run, build_plan(config, "single"), caching=engine.prefix_caching)
+    old, rows = found.rerun, found.rows
     table: list[dict[str, Any]] = []
     for result in simulate_stages(old.plan, config, engine=engine, old=old):
         stage = result.stage

@@ -49,6 +49,10 @@ class Console:
         if not self.options.quiet:
             self._print(text)
 
+    def warn(self, text: str) -> None:
+        """Say what must be known to read the result, with --quiet too."""
+        self._print(text)
+
     def error(self, text: str, exit_code: int) -> None:
         """Say why the job ends here; with --json on standard output too, so that a script always reads one line."""
         self._print("error: " + text)

@@ -327,6 +327,11 @@ class Lab:
         from engine import arms
 
         traffic, seed = self.traffic(stage)
+        if stage.name == "replay" and self.loaded.trace is not None and self._colder(traffic):
+            say(
+                f"  loss: {self.loaded.trace} does not say which prompts began alike (no hash_ids); here none do, "
+                "so both policies meet a colder prefix cache than the service had"
+            )
         slow = self._decision_gate(stage)
         if slow:
             return slow, 0
@@ -349,6 +354,11 @@ class Lab:
         for j in judged:
             say(f"  {stage.name}: {j.text} ({j.status})")
         return "", watch.requests
+
+    def _colder(self, traffic: Any) -> bool:
+        """Whether an engine has a prefix cache and no prompt of the traffic finds its start there."""
+        caching = self.old.prefix_caching or self.new.prefix_caching
+        return caching and traffic.unique and traffic.schedule.shared is None
 
     def _decision_gate(self, stage: Any) -> str:
         """Whether the new policy thinks too long; measured once, in the first stage, while 1,000 requests wait."""

@@ -5,7 +5,6 @@ Does not: schedule or judge; see `engine/simulate.py` and `analysis/analyse.py`.
 """
 from __future__ import annotations
 
-import csv
 import datetime
 import platform
 import sys
@@ -80,6 +79,8 @@ def command(config: Path, shape: str, qps: str, stage_duration_s: float, repeats
 
     if trace is not None and old is not None:
         raise click.UsageError("--trace and --run exclude each other; give one load")
+    if compare is not None and old is not None:
+        raise click.UsageError("--compare draws its load with seeds of its own; it cannot take that of --run")
     options = JobOptions(
         config=config, shape="replay" if trace else shape, run_dir=run_dir, qps=qps, stage_duration_s=stage_duration_s,
         repeats=repeats, seed=seed, lang=lang, as_json=as_json, quiet=quiet,
@@ -144,7 +145,8 @@ def _simulate(options: Any, overrides: dict[str, Any], old: Path | None, say: An
     # Nothing is sent, so no address is needed.
     say_remarks(options, [problem for problem in resolved.warnings if problem.id != "CFG-012"], say)
     plan, engine = plan_of(options, resolved.config), _engine(resolved.config)
-    rerun = _old_run(old, plan, say) if old is not None else None
+    found = _old_run(old, plan, say, caching=engine.prefix_caching) if old is not None else None
+    rerun = found.rerun if found is not None else None
     if rerun is not None:
         plan = rerun.plan
     folder = make_run_dir(options)
@@ -152,7 +154,8 @@ def _simulate(options: Any, overrides: dict[str, Any], old: Path | None, say: An
     with ExitStack() as stack:
         journal = stack.enter_context(writer(folder / DECISIONS)) if decisions else None
         _write(folder, simulate_stages(plan, resolved.config, engine=engine, old=rerun, journal=journal), say)
-    _write_info(folder, resolved, plan, engine, started, "rerun" if rerun is not None else options.shape, rerun is None)
+    _write_info(folder, resolved, plan, engine, started, "rerun" if rerun is not None else options.shape,
+                found.losses if found is not None else None)
     return folder
 
 
@@ -178,7 +181,8 @@ def _write(folder: Path, results: Iterator[Any], say: Any) -> None:
 
 
 def _write_info(folder: Path, resolved: Any, plan: Any, engine: Any, started: datetime.datetime, shape: str,
-                hashed: bool) -> None:
+                losses: list[str] | None) -> None:
+    """Write run.json; `losses` of a simulated old run: what could not be carried from it (None: no old run)."""
     from bench import __version__
     from bench.records.ledger import RUN, write_run
     from bench.records.stage import RunInfo
@@ -190,34 +194,32 @@ def _write_info(folder: Path, resolved: Any, plan: Any, engine: Any, started: da
         finished_utc=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), tool_version=__version__,
         versions={"python": platform.python_version(), "numpy": version("numpy")},
         host={"system": platform.system(), "machine": platform.machine()}, seed=plan.run_seed,
-        schedule_hash=plan_hash(plan) if hashed else "", command=["bench", *sys.argv[1:]], config=resolved.masked(),
-        config_origin=resolved.origin, loop="open", shape=shape, workers=1, simulated=True,
+        schedule_hash=plan_hash(plan) if losses is None else "", command=["bench", *sys.argv[1:]],
+        config=resolved.masked(), config_origin=resolved.origin, loop="open", shape=shape, workers=1, simulated=True,
         target={"kind": "simulated", "profile": profile.name, "profile_kind": profile.kind,
-                "profile_source": profile.source, "replicas": engine.replicas, "style": engine.style},
+                "profile_source": profile.source, "replicas": engine.replicas, "style": engine.style,
+                **({"losses": losses} if losses else {})},
     ))
 
 
-def _old_run(folder: Path, plan: Any, say: Any) -> Any:
-    """The load of an old run folder."""
+def _old_run(folder: Path, plan: Any, say: Any, *, caching: bool) -> Any:
+    """The load of an old run folder; what could not be carried from it is said, also with --quiet."""
     from bench.commands.job_options import JobError
-    from bench.records.ledger import REQUESTS, STAGES, find_requests
-    from engine.rerun import rerun
+    from bench.commands.old_run import read_old_run
 
     try:
-        found = rerun(plan, _dicts(folder / STAGES), _dicts(find_requests(folder) or folder / REQUESTS))
+        found = read_old_run(folder, plan, caching=caching)
     except (OSError, ValueError) as error:
         raise JobError(f"--run {folder}: {error}; give the folder that `bench run` printed", USAGE_EXIT) from None
-    guessed, total = sum(load.guessed for load in found.loads), sum(len(load.schedule) for load in found.loads)
+    loads = found.rerun.loads
+    guessed, total = sum(load.guessed for load in loads), sum(len(load.schedule) for load in loads)
     if guessed:
         say.note(f"note: {guessed} of {total} answers did not end well there; max_tokens stands for their length")
+    for text in found.notes:
+        say.note(f"note: {text}")
+    for text in found.losses:
+        say.warn(f"loss: {text}")
     return found
-
-
-def _dicts(path: Path) -> list[dict[str, str]]:
-    from bench.records.ledger import open_rows
-
-    with open_rows(path) as handle:
-        return list(csv.DictReader(handle))
 
 
 def _compare(options: Any, overrides: dict[str, Any], path: Path, seeds: int, say: Any) -> None:

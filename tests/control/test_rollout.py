@@ -234,3 +234,19 @@ def test_a_slow_policy_fails_its_decision_gate(tmp_path, monkeypatch):
     result = run(read_plan(path), tmp_path / "state", quiet)
     assert result["status"] == "rolled_back" and "p99 900 us > 200 us" in result["reason"]
     assert door.EXIT_ROLLED_BACK == 1
+
+
+@pytest.mark.parametrize("ids", [True, False])
+def test_a_replay_says_when_its_trace_has_no_shared_starts(tmp_path, ids):
+    config = json.loads((ROOT / "configs" / "demo.json").read_text())
+    config["engine"] |= {"prefix_caching": True, "max_model_len": 32_768}
+    (tmp_path / "cached.json").write_text(json.dumps(config))
+    turns = [json.loads(line) for line in (ROOT / "configs" / "study" / "chat_turns.jsonl").read_text().splitlines()]
+    keep = [row if ids else {k: v for k, v in row.items() if k != "hash_ids"} for row in turns]
+    (tmp_path / "turns.jsonl").write_text("".join(json.dumps(row) + "\n" for row in keep))
+    path = small(tmp_path, config=str(tmp_path / "cached.json"), stages={"replay": {"requests": 700}},
+                 load={"trace": str(tmp_path / "turns.jsonl")}, tenants=2)
+    told: list[str] = []
+    run(read_plan(path), tmp_path / "state", told.append)
+    losses = [text for text in told if "loss: " in text]
+    assert losses == [] if ids else len(losses) == 1 and "does not say which prompts began alike" in losses[0]

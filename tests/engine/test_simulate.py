@@ -202,6 +202,97 @@ def test_an_old_run_is_simulated_again(tmp_path, config_file):
     assert mean_new == pytest.approx(mean_old, rel=0.05)
 
 
+TURNS = Path(__file__).resolve().parents[2] / "configs" / "study" / "chat_turns.jsonl"
+WARM = ["--set", "engine.prefix_caching=true", "--set", "engine.max_model_len=32768", "--quiet", "--no-report"]
+
+
+def info(folder):
+    return json.loads((folder / "run.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_an_old_run_keeps_the_starts_that_its_prompts_share(tmp_path, config_file, packed):
+    trace = tmp_path / "turns.jsonl"
+    trace.write_bytes(TURNS.read_bytes())
+    run(["-c", str(config_file), "--trace", str(trace), "--run-dir", str(tmp_path / "old"), *WARM], {0})
+    before = (tmp_path / "old" / "requests.csv").read_bytes()
+    assert sum(int(r["cached_tokens"] or 0) for r in read(tmp_path / "old" / "requests.csv")) > 50_000
+    if packed:
+        (tmp_path / "old" / "requests.csv.gz").write_bytes(gzip.compress(before))
+        (tmp_path / "old" / "requests.csv").unlink()
+    again = run(["-c", str(config_file), "--run", str(tmp_path / "old"), "--run-dir", str(tmp_path / "new"), *WARM], {0})
+    assert (tmp_path / "new" / "requests.csv").read_bytes() == before  # the same cache hits, so the same times
+    assert "loss" not in again.output and "losses" not in info(tmp_path / "new")["target"]
+
+
+def test_stages_at_other_rates_than_the_config_keep_their_starts_too(tmp_path, config_file):
+    sets = ["--set", "loadgen.arrival_process=trace", "--set", f"loadgen.trace_file={TURNS}", *WARM]
+    run(["-c", str(config_file), "--qps", "1,3", "--stage-duration", "20", *sets, "--run-dir", str(tmp_path / "old")], {0})
+    again = run(["-c", str(config_file), "--run", str(tmp_path / "old"), "--run-dir", str(tmp_path / "new"), *WARM], {0})
+    old, new = (read(tmp_path / name / "requests.csv") for name in ("old", "new"))
+    assert [r["cached_tokens"] for r in new] == [r["cached_tokens"] for r in old] and "loss" not in again.output
+    assert {r["stage"] for r in old if r["cached_tokens"]} == {"0", "1"}
+
+
+def test_equal_prompts_of_an_old_run_are_equal_again(tmp_path, config_file):
+    load = ["--set", "loadgen.unique_prompts=false", "--set", "loadgen.input_len_range=[400,400]"]
+    run(["-c", str(config_file), *load, "--run-dir", str(tmp_path / "old"), *WARM], {0})
+    run(["-c", str(config_file), "--run", str(tmp_path / "old"), "--run-dir", str(tmp_path / "new"), *WARM], {0})
+    old, new = (read(tmp_path / name / "requests.csv") for name in ("old", "new"))
+    assert [r["cached_tokens"] for r in new] == [r["cached_tokens"] for r in old] and {r["cached_tokens"] for r in old} > {""}
+
+
+def gone(old, trace):
+    (old / "run.json").unlink()
+
+
+def moved(old, trace):
+    trace.rename(trace.with_name("elsewhere.jsonl"))
+
+
+def changed(old, trace):
+    trace.write_text(trace.read_text().replace('"hash_ids": [0, 1, 5]', '"hash_ids": [0, 2, 5]'))
+
+
+def other_config(old, trace):
+    data = info(old)
+    data["config"] = {"loadgen": {"seed": 3}}
+    (old / "run.json").write_text(json.dumps(data))
+
+
+def damaged(old, trace):
+    (old / "run.json").write_text("[1, 2]")
+
+
+@pytest.mark.parametrize(("damage", "words"), [
+    (gone, "run.json: No such file or directory: which prompts began alike is not recorded"),
+    (damaged, "run.json holds no config that this version reads"),
+    (moved, "which prompts began alike cannot be carried: "),
+    (changed, "their schedule hash differs"),
+    (other_config, "which prompts began alike is not recorded; here none do"),
+], ids=lambda v: v.__name__ if callable(v) else "")
+def test_starts_that_cannot_be_carried_are_a_stated_loss(tmp_path, config_file, damage, words):
+    trace = tmp_path / "turns.jsonl"
+    trace.write_bytes(TURNS.read_bytes())
+    old, new = tmp_path / "old", tmp_path / "new"
+    run(["-c", str(config_file), "--trace", str(trace), "--run-dir", str(old), *WARM], {0})
+    damage(old, trace)
+    rows = read(old / "requests.csv")
+    share = sum(int(r["cached_tokens"] or 0) for r in rows) / sum(int(r["prompt_tokens"]) for r in rows)
+    again = run(["-c", str(config_file), "--run", str(old), "--run-dir", str(new), *WARM], {0})  # said with --quiet too
+    (line,) = [text for text in again.output.splitlines() if text.startswith("loss: ")]
+    assert words in line and f"the prefix cache is colder than in that run (there {share:.1%} of the prompt tokens" in line
+    assert info(new)["target"]["losses"] == [line.removeprefix("loss: ")]
+    assert all(not r["cached_tokens"] for r in read(new / "requests.csv"))
+
+
+def test_a_simulation_without_a_cache_says_so_when_the_old_run_had_one(tmp_path, config_file):
+    run(["-c", str(config_file), "--trace", str(TURNS), "--run-dir", str(tmp_path / "old"), *WARM], {0})
+    again = run(["-c", str(config_file), "--run", str(tmp_path / "old"), "--run-dir", str(tmp_path / "new"), "--no-report",
+                 "--set", "engine.max_model_len=32768"], {0})
+    assert "note: engine.prefix_caching is off" in again.output and "loss" not in again.output
+
+
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_trace_is_replayed_with_rate_scale(tmp_path, config_file, packed):
     lines = ["TIMESTAMP,ContextTokens,GeneratedTokens"]
@@ -240,6 +331,7 @@ BAD = [
     (["--run", "/nonexistent-folder"], "nonexistent-folder"),
     (["--trace", "/nonexistent.csv"], "nonexistent.csv"),
     (["--trace", "a.csv", "--run", "b"], "exclude"),
+    (["--compare", "a.yaml", "--run", "b"], "cannot take that of --run"),
     (["--compare", "/nonexistent.yaml"], "nonexistent.yaml"),
 ]
 
