@@ -233,6 +233,10 @@ def _fail_reason(gate: Gate) -> Reason:
         limit = said(operator, limit=amount(gate, gate.limit))
     # "measured at 20 requests/s" says nothing that the text has not said
     more = besides({"code": gate.code, "params": gate.params}, gate.measured_qps)
+    if gate.measured is not None and math.isinf(gate.measured) and gate.limit is not None:
+        never = {"label": label(gate), "place": place, "limit": amount(gate, gate.limit)}
+        return reason("SLO-MISS.never", "fail", "next.binding_clause", value=gate.measured, limit=gate.limit,
+                      params=never)  # fmt: skip
     params = {
         "label": label(gate), "place": place, "limit": limit,
         "found": said("miss.missed") if gate.measured is None else amount(gate, gate.measured, gate.limit),

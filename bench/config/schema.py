@@ -164,7 +164,9 @@ class Search(Section):
         120.0, "shortest stage, warm-up included; an undecided one is run again, longer", unit="s"
     )
     width_ratio: Annotated[float, Field(gt=0, le=1)] = _key(
-        0.1, "the search ends when the interval of the knee is narrower than this share of it", unit="1"
+        0.1,
+        "the search ends when the interval of the knee, before a fit is widened by 1.2, is narrower than this share of it",
+        unit="1",
     )
     width_qps: Qps | None = _key(None, "or narrower than this, whichever comes first", unit="1/s")
     max_duration_sec: Seconds = _key(7200.0, "the whole search, hold and drains included, takes no longer", unit="s")
@@ -196,6 +198,9 @@ class Target(Section):
     tls_verify: bool = _key(True, "false: accept any certificate")
     extra_headers: dict[Word, str] = _key({}, "headers added to each request; never a key")
     extra_body: dict[Word, Any] = _key({}, "fields added to each request body")
+    send_labels: bool | None = _key(
+        None, "send each request's tenant and request_class as body fields; default: to the embedded engine only"
+    )
     ignore_eos: bool = _key(True, "ask the service not to stop before max_tokens (vLLM, SGLang)")
     pin_length: bool = _key(True, "answers shorter than asked are flagged `short`")
     metrics_url: Word | None = _key(None, "Prometheus page of the service", unit="URL")

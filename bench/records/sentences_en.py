@@ -120,6 +120,7 @@ ENGLISH: dict[str, str] = {
     "INV-TARGET.many": "{names} {where} are not measured: {gate}{ran}",
     "target.ran": "; measured rates: {rates:g}",
     "SLO-MISS": "{label} is {found}{place}{limit}{note}",
+    "SLO-MISS.never": "{label}{place} falls among answers that never came; the limit is {limit}",
     "miss.missed": "missed",
     "miss.place": " at {offered_qps:g} requests/s",
     "miss.where": " {where}",

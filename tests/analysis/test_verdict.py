@@ -153,6 +153,18 @@ def test_the_sentence_names_the_rate_of_its_number(stages: list[StageAnalysis], 
     assert all("  " not in r.text and not r.text.endswith(".") for r in found.reasons)
 
 
+def test_a_percentile_among_answers_that_never_came() -> None:
+    """94 % were answered: P95 over all arrivals is no number of seconds, and the sentence does not print one."""
+    found = judge([stage(0, 20, 0.995, p95=float("inf"))])
+    assert found.status == "FAIL"
+    assert found.sentence == (
+        "The SLO does not hold: e2e p95 at 20 requests/s falls among answers that never came; the limit is 2 s."
+    )
+    assert all("inf" not in r.text for r in found.reasons)
+    only_low = judge([stage(0, 5, 0.995, p95=float("inf"))])  # the target is 20, and only 5 was measured
+    assert "e2e p95 at 5 requests/s falls among answers that never came" in only_low.sentence
+
+
 def test_one_side_does_not_decide_on_a_throughput() -> None:
     """Goodput of 14.9 at 15 requests/s says nothing of 19 at 20; a latency that misses at 15 misses at 20."""
     low = [stage(0, 15, 0.995)]
