@@ -81,7 +81,9 @@ def _choose(stratum: np.ndarray, outcome: np.ndarray, order: np.ndarray, limit: 
     room = max(room, limit - int(np.count_nonzero(~missed)))
     chosen = []
     for group, places in ((missed, room), (~missed, limit - room)):
-        keys, counts = np.unique(stratum[group], return_counts=True)
+        per_stratum = np.bincount(stratum[group])  # np.unique would sort a million small numbers
+        keys = np.flatnonzero(per_stratum)
+        counts = per_stratum[keys]
         for key, quota in zip(keys, _fair(counts, places), strict=True):
             mine = np.flatnonzero(stratum == key)
             mine = mine[np.argsort(np.where(np.isfinite(order[mine]), order[mine], np.inf), kind="stable")]

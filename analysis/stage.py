@@ -219,6 +219,13 @@ def _with_interval(x: np.ndarray, states: float) -> Percentiles:
     return p
 
 
+def _tried_s(checked: Checked, rows: np.ndarray) -> np.ndarray:
+    """When each of the rows was tried. An attempt that found no connection was due and made: not the sender's fault."""
+    sent_s = checked.ledger["sent_s"][rows]
+    attempted = np.isnan(sent_s) & (checked.status[rows] != UNSENT)
+    return np.where(attempted, checked.ledger["intended_s"][rows], sent_s)
+
+
 def _public(
     checked: Checked, row: StageRow, context: Context, mine: np.ndarray, window: np.ndarray,
     values: dict[str, np.ndarray], status: np.ndarray, ok: np.ndarray, found: att.Hits, ttft_deadline_s: np.ndarray,
@@ -232,11 +239,9 @@ def _public(
     done = ledger["done_s"][mine]
     with np.errstate(invalid="ignore"):
         ended = mine[(checked.status[mine] == OK) & (done >= t0) & (done < t1)]
-        # an attempt that found no connection was due and made: the service's fault, not the sender's
-        attempted = np.isnan(ledger["sent_s"]) & (checked.status != UNSENT)
-        tried_s = np.where(attempted, ledger["intended_s"], ledger["sent_s"])
-        sent = tried_s[mine]
+        sent = _tried_s(checked, mine)
         sent_in_window = int(np.count_nonzero((sent >= t0) & (sent < t1)))
+    tried_s = _tried_s(checked, window)
     tokens = ledger["output_tokens"][ended]
     joint = att.share_interval(found.joint)
     kernel = ledger.is_value("clock", "kernel")[window]
@@ -244,13 +249,13 @@ def _public(
     health = client_health(context.gauge, t0, t1, float(kernel[ok].mean()) if answered else None)
     varying = context.varying or _rate_varies(ledger["offered_qps"][mine])
     stimulated, reasons = stimulus(
-        intended_s=ledger["intended_s"][window], sent_s=tried_s[window], t0=t0, t1=t1, process=row.process,
+        intended_s=ledger["intended_s"][window], sent_s=tried_s, t0=t0, t1=t1, process=row.process,
         offered_qps=row.offered_qps, burstiness=context.burstiness, varying_rate=varying, health=health,
         ttft_deadline_s=slo.ttft_deadline_s, stage=row.stage, sent_in_window=sent_in_window,
         own_machine=context.own_machine,
     )  # fmt: skip
     if flow.verdict != "UNSTABLE" and not any(r.reason_id == "INV-LAG" for r in reasons):
-        late = _late(ledger, context, window, status, tried_s[window], kernel, ttft_deadline_s)
+        late = _late(ledger, context, window, status, tried_s, kernel, ttft_deadline_s)
         reasons += _late_reasons(late, found, row.stage, context, health.cpu_max_ratio)
     public = StageAnalysis(
         stage=row.stage, repeat=row.repeat, name=row.name, offered_qps=row.offered_qps, process=row.process,

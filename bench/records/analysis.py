@@ -295,10 +295,13 @@ class Analysis:
 
 def to_json(analysis: Analysis) -> str:
     """JSON text of an analysis; infinite values become "inf", NaN is refused."""
-    return json.dumps(_plain(dataclasses.asdict(analysis)), ensure_ascii=False, indent=1, allow_nan=False)
+    return json.dumps(_plain(analysis), ensure_ascii=False, indent=1, allow_nan=False)
 
 
 def _plain(value: Any) -> Any:
+    """What json can write. Records are walked here: `dataclasses.asdict` would copy every number of them first."""
+    if dataclasses.is_dataclass(value):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, dict):
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
