@@ -23,6 +23,7 @@ from bench.records.stage import StageRow
 RATE_SLACK = 1e-5  # relative: the ledger's rates are held as float32
 EDGE_SLACK_S = 1e-3  # times are written with nine decimals; edges of a merged run carry the bound of its clocks too
 STOP_SLACK_S = 5.0  # a worker out of touch with the master goes on sending for 2.6 s at most
+TURN_SLACK_S = 1.0  # a user of the closed loop takes its last turn before the busy loop hears of the stage's end
 STOPS = {"interrupted", "limit", "gate_abort", "write_failed"}
 # Loads whose rate changes within a stage, or whose rows carry a profile: the stage's rate is a start or a mean.
 PROFILES = ("ramp", "spike", "replay")
@@ -89,7 +90,8 @@ def _rate(found: _Found, row: StageRow, offered_qps: np.ndarray) -> None:
     if high - low > RATE_SLACK * max(high, 1e-9):
         return  # the rate varies within the stage: there is no one rate to compare
     if abs(row.offered_qps - high) > RATE_SLACK * max(high, row.offered_qps):
-        found.add(row, len(known), f"offered_qps is {row.offered_qps:g} in stages.csv and {high:g} in its {len(known)} rows")
+        text = f"offered_qps is {row.offered_qps:g} in stages.csv and {high:g} in its {len(known)} rows"
+        found.add(row, len(known), text)
 
 
 def _edges(found: _Found, row: StageRow, checked: Checked, mine: np.ndarray, slack_s: float, merged: bool) -> None:
@@ -106,11 +108,14 @@ def _edges(found: _Found, row: StageRow, checked: Checked, mine: np.ndarray, sla
     early = window & (due < start - slack_s)
     late = window & (due >= end + slack_s)
     inside = warmup & (due >= start + slack_s)
+    after = np.zeros(len(due), dtype=bool)
     if STOPS & set(row.marks.split(";")):
         never = (checked.status[mine] == UNSENT) | (due < row.end_s + STOP_SLACK_S) | merged
         after = (due >= row.end_s - slack_s) & never
-        late &= ~after
-        inside &= ~after
+    elif row.loop == "closed":
+        after = (due >= row.end_s - slack_s) & (due < row.end_s + TURN_SLACK_S)
+    late &= ~after
+    inside &= ~after
     for rows, what in (
         (early, f"of phase window are due before window_start_s {start:g}"),
         (late, f"of phase window are due after window_end_s {end:g}"),

@@ -3,8 +3,8 @@
 Input: `run.json`, and whether the files can be used. Output: names of missing files.
 Does not: compare anything (`csv_check.py` and `little.py` do).
 
-1. A run of `bench run`, or of Locust with the project's locustfiles, writes `locust_stats.csv` (the counts and latencies
-   that Locust collected) and `inflight.csv` (a gauge that never sees a row). Each can contradict the ledger.
+1. A run of `bench run`, or of Locust with the project's locustfiles, writes `locust_stats.csv` (the counts and
+   latencies that Locust collected) and `inflight.csv` (a gauge that never sees a row). Each can contradict the ledger.
 2. A simulated run has no Locust. A run that `bench recover` put together has no table of its own, and the gauge only
    where a worker kept it. Without run.json nobody knows what the folder should hold. None of them lacks anything here.
 """

@@ -165,7 +165,8 @@ class Search(Section):
     )
     width_ratio: Annotated[float, Field(gt=0, le=1)] = _key(
         0.1,
-        "the search ends when the interval of the knee, before a fit is widened by 1.2, is narrower than this share of it",
+        "the search ends when the interval of the knee, before a fit is widened by 1.2, is narrower than this share of "
+        "it",
         unit="1",
     )
     width_qps: Qps | None = _key(None, "or narrower than this, whichever comes first", unit="1/s")

@@ -17,9 +17,9 @@ ENGLISH: dict[str, str] = {
     "INV-GAPS": "the gaps between sends do not follow the asked {process} process: Kolmogorov-Smirnov distance "
     "{distance:.3f}, p = {p:.1e} (limits {allowed:.3f} and {p_limit:g})",
     "INV-LAG": "send lag p99 is {lag_ms:.1f} ms (limit {limit_ms:.1f} ms): our own sender was late{cause}",
-    "INV-LAG.decides": "our own client decides: {late} of {planned} arrivals were sent more than {limit_ms:.0f} ms late, "
-    "not sent, or read late; {label} is {as_missed:.2%} with them as missed and {as_met:.2%} as met, and the target of "
-    "{target:.2%} lies between{cause}",
+    "INV-LAG.decides": "our own client decides: {late} of {planned} arrivals were sent more than {limit_ms:.0f} ms "
+    "late, not sent, or read late; {label} is {as_missed:.2%} when they count as missed and {as_met:.2%} when they "
+    "count as met, and the target of {target:.2%} lies between{cause}",
     "INV-LOOP": "loop lag p99 is {lag_ms:.1f} ms (limit {limit_ms:.0f} ms) and times were stamped by the late "
     "reader{cause}",
     "INV-LOOP.kernel": "loop lag p99 is {lag_ms:.1f} ms (limit {limit_ms:.0f} ms); times were stamped by the "
@@ -98,8 +98,8 @@ ENGLISH: dict[str, str] = {
     "WARN-OPEN": "{count} arrivals ended without an outcome; attainment lies between {low:.4f} and {high:.4f}",
     # ------------------------------------------------------------ the run
     "INV-UNFINISHED": "the run has no end: its master died, or still runs; stages may be missing",
-    "INV-WITNESS": "{files} are missing: the run wrote both, and without them nothing but requests.csv speaks for its own "
-    "rows",
+    "INV-WITNESS": "{files} are missing: the run wrote both, and without them nothing but requests.csv speaks for its "
+    "own rows",
     "WARN-WITNESS": "{file} is missing: the counts and latencies of requests.csv have no second source",
     "INV-ROWS": "{problem_id}: {message}{examples}",
     "INV-LEDGER": "{problem_id}: {message}{examples}",
@@ -221,11 +221,12 @@ ENGLISH: dict[str, str] = {
     "{high_qps}{beyond}); keep production at {safe_low_qps} to {safe_high_qps}, 70-80 % of the lower bound.",
     "capacity.stages": "crossing between the stages at {below_qps:g} and {above_qps:g}; ",
     "capacity.beyond": ", above every measured rate: measure higher ones",
-    "capacity.below_met": "The lower end lies below {rate_qps:g} requests/s, where the SLO held: the latencies near the "
-    "knee vary from part to part of the stages by more than that rate stays clear of the target; longer stages raise it.",
-    "capacity.below_met.clusters": "The lower end lies below {rate_qps:g} requests/s, where the SLO held without a miss: "
-    "misses come in clusters, and {arrivals} arrivals with about {states} independent states of the queue may not have "
-    "shown one; a longer stage there raises it.",
+    "capacity.below_met": "The lower end lies below {rate_qps:g} requests/s, where the SLO held: the latencies near "
+    "the knee vary from part to part of the stages by more than that rate stays clear of the target; longer stages "
+    "raise it.",
+    "capacity.below_met.clusters": "The lower end lies below {rate_qps:g} requests/s, where the SLO held without a "
+    "miss: misses come in clusters, and {arrivals} arrivals with about {states} independent states of the queue may "
+    "not have shown one; a longer stage there raises it.",
     "capacity.noted": "{sentence} {note}",
     "capacity.p95": "P95 of the whole answer passes its target of {target_s:g} s {where}, before that.",
     "capacity.p95_at": "at about {qps} requests/s",
@@ -371,8 +372,8 @@ ENGLISH: dict[str, str] = {
     "next.witness": "put the file that the run wrote back into the folder and analyse again, or run again",
     "next.rows": "look in log.txt for lost workers or a full disk; run again",
     "next.ledger": "the ledger was changed or damaged after the run; use the original or run again",
-    "next.stages": "stages.csv or requests.csv was changed after the run; use the original, or take stages.csv away and "
-    "analyse again: windows and rates then come from the rows",
+    "next.stages": "stages.csv or requests.csv was changed after the run; use the original, or take stages.csv away "
+    "and analyse again: windows and rates then come from the rows",
     "next.seed": "compare seeds in stages.csv; do not merge runs by hand",
     "next.csv": "requests or rows were lost on the way; look in log.txt for worker errors, run again",
     "next.offset": "use a quieter network between master and workers, or one machine",

@@ -140,6 +140,24 @@ def test_a_stop_is_no_contradiction_unless_rows_were_sent_long_after_it(original
         assert bool(stages_reasons(analyse_run(folder, models=False))) == contradicts
 
 
+@pytest.mark.parametrize(("loop", "after_s", "contradicts"), [("closed", 0.2, False), ("closed", 2.0, True), ("open", 0.2, True)])
+def test_the_last_turn_of_a_closed_loop(
+    original: Path, tmp_path: Path, loop: str, after_s: float, contradicts: bool
+) -> None:
+    """A user begins while the loop is too busy to hear that the stage is over; an open loop has its times from the plan."""
+
+    def late(stages: Rows, rows: Rows) -> None:
+        for stage in stages:
+            stage["loop"] = loop
+        last = [r for r in rows if r["stage"] == "1" and r["status"] == "ok"][-1]
+        by_s = float(stages[1]["end_s"]) + after_s - float(last["intended_s"])
+        for name in ("intended_s", "sent_s", "headers_s", "first_token_s", "first_content_s", "last_token_s", "done_s"):
+            last[name] = repr(round(float(last[name]) + by_s, 9))
+
+    folder = copy_of(original, tmp_path / "r", late)
+    assert bool(stages_reasons(analyse_run(folder, models=False))) == contradicts
+
+
 def test_loads_whose_rate_changes_have_no_one_rate(original: Path, tmp_path: Path) -> None:
     """A ramp's stage names its start; each row the rate of its moment."""
 
