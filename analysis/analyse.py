@@ -40,7 +40,7 @@ from analysis.verdict import Facts, verdict
 from analysis.witnesses import missing_witnesses
 from bench.records.analysis import SCHEMA_VERSION, Analysis, Capacity, Hysteresis, Reason, StageAnalysis, to_json
 from bench.records.request import LedgerProblem
-from bench.records.sentences import joined, render, said
+from bench.records.sentences import joined, said, text_of
 from bench.records.stage import RunInfo, StageRow
 
 if TYPE_CHECKING:
@@ -442,7 +442,7 @@ def _calibration_reasons(raw: dict[str, Any]) -> list[Reason]:
 
 def _withheld(target: float, why: dict[str, Any]) -> Capacity:
     """No capacity figure, and why."""
-    text = render(why["code"], why["params"])
+    text = text_of(why)
     return replace(capacity([], target), sentence=text, code=why["code"], params=why["params"])
 
 

@@ -26,7 +26,7 @@ import numpy as np
 from analysis.compare import mean_interval
 from analysis.intervals import z_quantile
 from bench.records.analysis import Analysis, StageAnalysis
-from bench.records.sentences import render, said
+from bench.records.sentences import said, text_of
 
 FULL_IMBALANCE = 0.03  # as in analysis/stationarity.py
 SAME_RATE = 1e-6
@@ -239,7 +239,7 @@ def curve_of(points: Sequence[CapPoint], offered_qps: float) -> BatchCurve:
     told = said(f"batch.{kind}", **params)
     return BatchCurve(
         offered_qps, tuple(points), tuple(steps), kind, best.cap if best else None, peak, low, high,
-        fair.cap if fair else None, render(told["code"], told["params"]), told["code"], told["params"],
+        fair.cap if fair else None, text_of(told), told["code"], told["params"],
     )  # fmt: skip
 
 

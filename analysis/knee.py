@@ -37,7 +37,7 @@ import numpy as np
 from analysis.intervals import memory_factor
 from analysis.percentiles import nearest_rank
 from bench.records.analysis import Capacity
-from bench.records.sentences import render, said
+from bench.records.sentences import render, said, text_of
 
 Said = dict[str, Any]  # {"code", "params"}, see bench/records/sentences.py
 DRAWS = 2000
@@ -355,7 +355,7 @@ def capacity(
         lambda_max_qps=lambda_max_qps,
         flattening_qps=flattening(levels),
         attainment_target=target,
-        sentence=render(told["code"], told["params"]),
+        sentence=text_of(told),
         code=told["code"],
         params=told["params"],
     )

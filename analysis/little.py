@@ -26,7 +26,7 @@ import numpy as np
 from analysis.intervals import ratio_interval
 from analysis.run_files import Gauge, ServerGauge
 from bench.records.analysis import Little
-from bench.records.sentences import render, said
+from bench.records.sentences import render, said, text_of
 
 IDENTITY_LIMIT = 1e-9  # relative; both sides are sums of the same doubles in another order
 GAUGE_LIMIT = 0.02  # gauge against rows at the same instants: 2 %
@@ -189,7 +189,7 @@ def little(
         edge_end_s=found.edge_end,
         gauge_samples=reading.samples,
         ok=ok,
-        note=render(note["code"], note["params"]),
+        note=text_of(note),
         code=note["code"],
         params=note["params"],
     )

@@ -24,7 +24,7 @@ from analysis.model_stages import StageArrays, choose_calibration, length_sample
 from analysis.predict import Deadlines
 from analysis.replay import DEFAULT_BUDGET_TOKENS
 from analysis.step_clock import fit
-from bench.records.sentences import render, said
+from bench.records.sentences import said, text_of
 
 __all__ = ["StageArrays", "fit_and_predict"]
 
@@ -52,8 +52,8 @@ def fit_and_predict(
     report = _modelled(stages, slo, max_num_seqs, lengths, max_num_batched_tokens, process, burstiness, replicas)
     told = report["sentence"]
     return report | {
-        "sentence": render(told["code"], told["params"]), "code": told["code"], "params": told["params"],
-        "notes": [render(note["code"], note["params"]) for note in report["notes"]], "notes_said": report["notes"],
+        "sentence": text_of(told), "code": told["code"], "params": told["params"],
+        "notes": [text_of(note) for note in report["notes"]], "notes_said": report["notes"],
     }  # fmt: skip
 
 

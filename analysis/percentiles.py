@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from bench.records.analysis import Percentiles
-from bench.records.sentences import render, said
+from bench.records.sentences import said, text_of
 
 # Smallest n with 1 - p^n >= 0.975: below it the order-statistic interval of the
 # percentile p has no upper end. p = .95: .95^72 = .0249; .99^368 = .0248.
@@ -82,7 +82,7 @@ def summarise(
 
 
 def _texts(withheld: dict[str, dict[str, Any]]) -> dict[str, str]:
-    return {name: render(why["code"], why["params"]) for name, why in withheld.items()}
+    return {name: text_of(why) for name, why in withheld.items()}
 
 
 def ecdf_points(values: np.ndarray, points: int = 100) -> list[list[float]]:

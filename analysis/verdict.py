@@ -23,7 +23,7 @@ from analysis.reasons import left_out, reason, sentence
 from analysis.witnesses import LOCUST_STATS
 from bench.records.analysis import ErrorGroup, Gate, Reason, StageAnalysis, Verdict
 from bench.records.request import LedgerProblem
-from bench.records.sentences import joined, render, said
+from bench.records.sentences import joined, said, text_of
 
 EXIT = {"PASS": 0, "FAIL": 1, "CHANNEL": 3, "INVALID": 4, "INTERRUPTED": 130}
 EXIT_PRIORITY = (2, 130, 3, 4, 1, 5, 0)  # when several hold, the first of these
@@ -143,7 +143,7 @@ def verdict(facts: Facts) -> Verdict:
     if facts.stopped_by:
         reasons.append(reason("WARN-ABORT", "warn", "next.abort", params={"stopped_by": facts.stopped_by}))
     first_line = _sentence(status, facts, failed, reasons)
-    return Verdict(status, exit_code(codes), render(first_line["code"], first_line["params"]), reasons,
+    return Verdict(status, exit_code(codes), text_of(first_line), reasons,
                    facts.interrupted, first_line["code"], first_line["params"])  # fmt: skip
 
 

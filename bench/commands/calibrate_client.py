@@ -276,7 +276,7 @@ def _made(stages: list[Any], job: _Job) -> Any:
     from analysis.client_ceiling import added_by_client, by_rate, ceiling, limits, told
     from bench import __version__
     from bench.records.client_calibration import ClientCalibration
-    from bench.records.sentences import render
+    from bench.records.sentences import text_of
 
     found = ceiling(stages)
     adds = added_by_client(stages)
@@ -287,7 +287,7 @@ def _made(stages: list[Any], job: _Job) -> Any:
         machine=job.host, workers=job.processes, read=config.client.read, output_tokens_mean=job.tokens,
         ceiling_qps=found.qps, ceiling_kind=found.kind, first_miss_qps=found.first_miss_qps,
         bound_by=list(found.bound_by), limits=limits(config.slo.ttft_deadline_ms / 1e3), adds=adds,
-        stages=[s.as_dict() for s in by_rate(stages).values()], sentence=render(sentence["code"], sentence["params"]),
+        stages=[s.as_dict() for s in by_rate(stages).values()], sentence=text_of(sentence),
         code=sentence["code"], params=sentence["params"],
     )  # fmt: skip
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from bench.records.sentences_en import ENGLISH
 
-__all__ = ["ENGLISH", "joined", "render", "said"]
+__all__ = ["ENGLISH", "joined", "render", "said", "text_of"]
 
 
 class _Formatter(string.Formatter):
@@ -36,7 +36,7 @@ class _Formatter(string.Formatter):
             between = self.catalogue[f"join.{value['join']}"]
             return between.join(self.format_field(item, format_spec) for item in value["items"])
         if isinstance(value, Mapping):
-            return render(value["code"], value.get("params", {}), self.catalogue)
+            return text_of(value, self.catalogue)
         if isinstance(value, str) and format_spec:
             return value
         return format(value, format_spec)
@@ -45,6 +45,11 @@ class _Formatter(string.Formatter):
 def render(code: str, params: Mapping[str, Any], catalogue: Mapping[str, str] = ENGLISH) -> str:
     """The text of a sentence in the language of `catalogue`; "" for no code. KeyError: a code that it lacks."""
     return _Formatter(catalogue).vformat(catalogue[code], (), params) if code else ""
+
+
+def text_of(sentence: Mapping[str, Any], catalogue: Mapping[str, str] = ENGLISH) -> str:
+    """The text of a sentence as `said` makes it."""
+    return render(sentence["code"], sentence.get("params", {}), catalogue)
 
 
 def said(code: str, **params: Any) -> dict[str, Any]:
