@@ -257,6 +257,9 @@ def _opt(flag: str, value: Any) -> list[str]:
 
 def main() -> int:
     """Serve until stdin closes; the exit code."""
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        print(__doc__, file=sys.stderr)  # standard output carries the protocol alone
+        return 0
     try:
         settings = mcp_jobs.read_settings()
     except mcp_jobs.SettingsError as error:

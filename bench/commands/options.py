@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 LANGUAGES = ("en", "zh-CN")
 # Those of bench/workload/plan.py, which loads numpy: help must not wait for it.
@@ -17,7 +18,7 @@ SHAPES = ("sweep", "repeat", "ramp", "spike", "smoke", "replay", "single", "hold
 PLAN: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
     (
         ("--qps",),
-        {"default": "", "envvar": "BENCH_QPS_STAGES", "help": "Offered rates, such as 5,10,15; overrides the config."},
+        {"default": "", "envvar": "BENCH_QPS_STAGES", "help": "Offered rates in requests/s, such as 5,10,15; overrides the config."},
     ),
     (
         ("--stage-duration", "stage_duration_s"),
@@ -78,6 +79,15 @@ def load_options(function: Callable[..., Any]) -> Callable[..., Any]:
 def plan_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that make a plan: rates, stage length, repeats, seed."""
     return _with(PLAN, function)
+
+
+def refuse_beside(option: str, why: str, *others: str) -> None:
+    """Refuse options on the command line that another one leaves without effect. Raises click.UsageError."""
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        flag = max(parameter.opts, key=len)
+        if flag in others and context.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"{flag} has no effect beside {option}: {why}; leave one of them out")
 
 
 def _with(options: tuple[tuple[tuple[str, ...], dict[str, Any]], ...], function: Callable[..., Any]) -> Callable[..., Any]:

@@ -36,7 +36,7 @@ BURST_INTERVALS_S = (1.0, 5.0, 10.0, 30.0, 60.0)
     Example:
       bench plan runs/20261129T120000Z-1a2b
       bench plan runs/20261129T120000Z-1a2b --target-qps 60 --growth 0.3
-      bench plan --simulate configs/demo.json --trace AzureLLMInferenceTrace_conv.csv --json
+      bench plan --simulate configs/demo.json --trace configs/study/chat_turns.jsonl --json
     """,
 )
 @click.argument("run", type=click.Path(path_type=Path), required=False)

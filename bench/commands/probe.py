@@ -27,7 +27,7 @@ import click
 @click.option("--model", default="", help="Model name to ask for.")
 @click.option("--endpoint", type=click.Choice(["chat", "completions", "responses", "messages"]), help="What it speaks.")
 @click.option("--auth", type=click.Choice(["auto", "bearer", "x-api-key"]), help="How it wants the API key.")
-@click.option("--max-tokens", type=click.IntRange(1, 1_000_000), default=32, show_default=True, help="Length to ask.")
+@click.option("--max-tokens", type=click.IntRange(1, 1_000_000), default=32, show_default=True, help="Tokens to ask.")
 @click.option("--prompt", default="Say in a few words why queues grow.", help="What to ask.", show_default=True)
 @click.option("--read", type=click.Choice(["prompt", "lazy"]), default="prompt", show_default=True,
               help="lazy: as most streams of a run; no timeline and no texts then.")  # fmt: skip

@@ -32,7 +32,7 @@ def default_language(env: dict[str, str]) -> str:
     RUN is a run folder that holds analysis.json. Without -o, report.html, summary.json, summary.md and junit.xml
     are written into it; in Chinese the first and the third are report.zh-CN.html and summary.zh-CN.md, beside the
     English ones. With -o, only the page is written. With --baseline the page compares RUN with another run
-    (`bench compare` does the same without a page); a comparison made before (compare.json) is shown again.
+    (`bench compare` does the same on a page of its own); a comparison made before (compare.json) is shown again.
     Exit code: 0; with --baseline 5 when something is worse, 2 or 4 when the runs cannot be compared.
     """,
 )

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from bench.commands.options import SHAPES, load_options
+from bench.commands.options import SHAPES, load_options, refuse_beside
 
 
 @click.command(
@@ -22,6 +22,10 @@ from bench.commands.options import SHAPES, load_options
       bench run --config configs/demo.json --shape repeat --repeats 3 --processes 2
       bench run --config configs/demo.json --baseline runs/BASE
       bench run --config configs/demo.json --shape hold --qps 12 --stage-duration 600
+      bench run --config configs/demo.json --users 16 --stage-duration 60
+
+    Exit code 0: the SLO holds; 1: missed; 2: config or usage; 3: service or network; 4: the measurement is INVALID;
+    5: worse than --baseline; 130: interrupted (the report is written).
     """,
 )
 @click.option(
@@ -38,7 +42,7 @@ from bench.commands.options import SHAPES, load_options
 )
 @load_options
 @click.option(
-    "--users", type=click.IntRange(min=0), default=0, help="Closed loop with this concurrency instead of a rate."
+    "--users", type=click.IntRange(min=0), default=0, help="Closed loop: so many requests always open, no rate."
 )
 @click.option("--base-url", default="", help="Address of the service; overrides config and environment.")
 @click.option("--model", default="", help="Model id; overrides config and environment.")
@@ -96,6 +100,8 @@ def command(config: Path, shape: str, users: int, base_url: str, model: str, bas
     from bench.commands.job import run_job
     from bench.commands.job_options import JobOptions
 
+    if users:
+        refuse_beside("--users", "a closed loop has no rate", "--qps", "--shape")
     options = JobOptions(
         config=config, shape=shape, users=users, base_url=base_url, model=model, preflight=not no_preflight,
         baseline=baseline, **load,

@@ -18,7 +18,7 @@ from typing import Any
 import click
 
 from bench.commands.options import SHAPES as ALL_SHAPES
-from bench.commands.options import plan_options
+from bench.commands.options import plan_options, refuse_beside
 
 SHAPES = tuple(name for name in ALL_SHAPES if name not in ("replay", "knee_search"))  # those need a trace, a service
 USAGE_EXIT = 2
@@ -37,9 +37,11 @@ CHUNK_ROWS = 4096
     Example:
       bench simulate --config configs/scheduler_bench.json
       bench simulate --config configs/demo.json --set scheduler.policy=edf --set engine.replicas=2
-      bench simulate --config configs/demo.json --trace AzureLLMInferenceTrace_conv.csv --rate-scale 2
+      bench simulate --config configs/demo.json --trace configs/study/chat_turns.jsonl --rate-scale 2
       bench simulate --config configs/demo.json --run runs/20261129T120000Z-1a2b
-      bench simulate --config configs/demo.json --compare policies.yaml --seeds 3
+      bench simulate --config configs/demo.json --compare configs/study/policies.yaml --seeds 3
+
+    Exit code 0: the SLO holds; 1: missed; 2: config or usage; 4: INVALID.
     """,
 )
 @click.option("--config", "-c", type=click.Path(path_type=Path), default=Path("configs/scheduler_bench.json"),
@@ -54,7 +56,7 @@ CHUNK_ROWS = 4096
 @click.option("--rate-scale", type=click.FloatRange(min=0, min_open=True), default=None,
               help="With --trace: 2 replays it twice as fast.")
 @click.option("--run", "old", type=click.Path(path_type=Path), default=None,
-              help="Simulate the load of this old run folder again.")
+              help="Simulate the load of this old run folder again: its arrivals and lengths.")
 @click.option("--compare", type=click.Path(path_type=Path), default=None,
               help="YAML or JSON of name: {key: value}; one table of attainment per rate for all of them.")
 @click.option("--seeds", type=click.IntRange(min=1, max=100), default=3, show_default=True,
@@ -81,6 +83,13 @@ def command(config: Path, shape: str, qps: str, stage_duration_s: float, repeats
         raise click.UsageError("--trace and --run exclude each other; give one load")
     if compare is not None and old is not None:
         raise click.UsageError("--compare draws its load with seeds of its own; it cannot take that of --run")
+    if old is not None:
+        load = ("--shape", "--qps", "--stage-duration", "--repeats", "--seed")
+        refuse_beside("--run", "the old run has its arrivals", *load)
+    if trace is not None:
+        refuse_beside("--trace", "the trace is the shape", "--shape")
+    if compare is not None:
+        refuse_beside("--compare", "it writes a table, no run", "--decisions", "--no-report", "--lang")
     options = JobOptions(
         config=config, shape="replay" if trace else shape, run_dir=run_dir, qps=qps, stage_duration_s=stage_duration_s,
         repeats=repeats, seed=seed, lang=lang, as_json=as_json, quiet=quiet,
@@ -137,7 +146,7 @@ def _simulate(options: Any, overrides: dict[str, Any], old: Path | None, say: An
     from contextlib import ExitStack
 
     from bench.commands.decisions import DECISIONS, writer
-    from bench.commands.prepare import make_run_dir, plan_of, say_remarks
+    from bench.commands.prepare import make_run_dir, note_prompts, plan_of, say_remarks
     from bench.config import load_config
     from engine.simulate import simulate_stages
 
@@ -145,6 +154,7 @@ def _simulate(options: Any, overrides: dict[str, Any], old: Path | None, say: An
     # Nothing is sent, so no address is needed.
     say_remarks(options, [problem for problem in resolved.warnings if problem.id != "CFG-012"], say)
     plan, engine = plan_of(options, resolved.config), _engine(resolved.config)
+    note_prompts(plan, say)
     found = _old_run(old, plan, say, caching=engine.prefix_caching) if old is not None else None
     rerun = found.rerun if found is not None else None
     if rerun is not None:

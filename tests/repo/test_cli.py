@@ -152,3 +152,51 @@ def test_what_init_writes_is_good(tmp_path: Path) -> None:
 def test_init_into_a_place_that_cannot_be_written_is_exit_2() -> None:
     done = CliRunner().invoke(main, ["init", "/proc/nowhere"])
     assert done.exit_code == 2 and "choose a folder that can be written" in done.output and "Traceback" not in done.output
+
+
+def examples() -> list[str]:
+    """Every example of every command's help: whole lines, without what stands before `bench`."""
+    context = click.Context(main)
+    commands = [main, *(main.get_command(context, name) for name in COMMANDS)]
+    lines = [line.strip() for command in commands for line in ((command and command.help) or "").splitlines()]
+    return sorted({line[line.index("bench ") :] for line in lines if re.match(r"(BENCH_API_KEY=\S+ )?bench \w", line)})
+
+
+@pytest.mark.parametrize("line", examples())
+def test_examples_of_the_help_are_commands_that_parse(line: str) -> None:
+    words = line.partition(" > ")[0].split()[1:]
+    command = main.get_command(click.Context(main), words[0])
+    assert command is not None, line
+    try:
+        with command.make_context(words[0], words[1:]):  # UsageError for a wrong option, value or number of names
+            pass
+    except click.BadParameter as error:
+        assert re.search(r"Path '(runs|shards)/\S+' does not exist", error.message), line  # the reader's own folder
+    shipped = [word for word in words if word.startswith("configs/")]
+    assert all((write_cli_doc.PAGE.parents[1] / word).is_file() for word in shipped), line
+
+
+def test_the_examples_were_found() -> None:
+    assert len(examples()) > 40 and {line.split()[1] for line in examples()} >= set(COMMANDS) - {"completion"}
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("simulate --run old --qps 7", "--qps has no effect beside --run: the old run has its arrivals"),
+        ("simulate --run old --seed 3", "--seed has no effect beside --run"),
+        ("simulate --trace t.csv --shape ramp", "--shape has no effect beside --trace"),
+        ("simulate --compare p.yaml --decisions", "--decisions has no effect beside --compare"),
+        ("run --users 4 --qps 10", "--qps has no effect beside --users: a closed loop has no rate"),
+        ("run --users 4 --shape ramp", "--shape has no effect beside --users"),
+    ],
+)
+def test_an_option_without_effect_is_refused(line: str, said: str) -> None:
+    done = CliRunner().invoke(main, line.split())
+    assert done.exit_code == 2 and said in done.output
+
+
+def test_a_setting_of_the_environment_is_no_option_of_the_command_line(tmp_path: Path) -> None:
+    """BENCH_QPS_STAGES stays set in many shells: it is not refused, the old run's rates go before it."""
+    done = CliRunner().invoke(main, ["simulate", "--run", str(tmp_path / "none")], env={"BENCH_QPS_STAGES": "7"})
+    assert done.exit_code == 2 and "no effect" not in done.output and "none" in done.output
