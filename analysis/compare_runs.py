@@ -213,7 +213,7 @@ def _said(run: dict[str, Any], value: Any) -> str:
 
 
 def _short(run: dict[str, Any]) -> str:
-    return str(run.get("schedule_hash") or "none")[:12]
+    return _said(run, str(run.get("schedule_hash") or "")[:12])
 
 
 def compare_sides(base: Side, new: Side, *, tolerance: float, differences: list[str]) -> Comparison:

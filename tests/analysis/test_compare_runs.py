@@ -253,6 +253,10 @@ def test_a_field_that_an_old_folder_lacks_is_not_recorded_or_the_only_thing_its_
     ):
         assert cr.load_differences(messages, old) == [f"endpoint: messages against {words}"]
         assert cr.load_differences(old, messages) == [f"endpoint: {words} against messages"]
+    hashless = replace(messages, run=messages.run | {"schedule_hash": ""})  # a run that was simulated again
+    assert cr.load_differences(messages, hashless) == [
+        f"schedule: {messages.run['schedule_hash'][:12]} against not recorded (version 0.2.0)"
+    ]
     same = without({"endpoint": "chat"}, config, "0.2.0")
     assert cr.load_differences(same, without({}, bare | {"target": {}}, "0.0.9")) == []
 
