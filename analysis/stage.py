@@ -32,6 +32,7 @@ from analysis.little import in_flight_at, little
 from analysis.load import OK, TIMEOUT, UNSENT, Ledger
 from analysis.percentiles import ecdf_points, nearest_rank, summarise
 from analysis.reasons import reason
+from analysis.repeated_prompts import repeated_share
 from analysis.row_checks import Checked, streamed_tokens
 from analysis.run_files import Gauge, ServerGauge
 from analysis.stationarity import Stationarity, stationarity
@@ -435,6 +436,10 @@ def _recording_reasons(s: StageAnalysis, checked: Checked, window: np.ndarray) -
     if cached > BURST_LIMIT:
         out.append(reason("WARN-CACHED", "info", "next.unique_prompts", stage=stage, value=cached, limit=BURST_LIMIT,
                           params={"share": cached}))  # fmt: skip
+    repeated = repeated_share(checked, window)
+    if repeated:
+        out.append(reason("WARN-PROMPTS", "warn" if repeated > BURST_LIMIT else "info", "next.prompts", stage=stage,
+                          value=repeated, limit=BURST_LIMIT, params={"share": repeated}))  # fmt: skip
     other = s.flags.get("other_model", 0.0)
     if other:
         out.append(reason("WARN-MODEL", "warn", "next.model", stage=stage, value=other, limit=0.0,

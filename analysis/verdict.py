@@ -268,6 +268,9 @@ def _warnings(facts: Facts) -> list[Reason]:
     other_model = [r for s in facts.stages for r in s.reasons if r.reason_id == "WARN-MODEL"]
     if other_model:  # of many stages the worst one speaks
         out.append(max(other_model, key=lambda r: r.value or 0.0))
+    repeated = [r for s in facts.stages for r in s.reasons if r.reason_id == "WARN-PROMPTS"]
+    if repeated:
+        out.append(max(repeated, key=lambda r: r.value or 0.0))
     for r in (r for s in (place.exact if place else ()) for r in s.reasons if r.reason_id == "WARN-GAUGE"):
         out.append(r)
     if facts.missing == (LOCUST_STATS,):  # LED-015 speaks for the gauge

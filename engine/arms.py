@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from bench.workload.plan import Plan
+from bench.workload.prompt_file import PromptFile
 from bench.workload.schedule import Schedule
 from control.rollout import Sample, gray_replicas
 from engine import virtual
@@ -42,11 +43,12 @@ class Traffic:
     arrival: np.ndarray
     schedule: Schedule  # whole: says which prompts begin alike
     unique: bool  # prompts of one length differ
+    lines: PromptFile | None = None  # the user's own prompts
 
     def take(self, keep: np.ndarray) -> Traffic:
         """The arrivals of a mask."""
         return Traffic(self.arrival_s[keep], self.input_tokens[keep], self.output_tokens[keep], self.max_tokens[keep],
-                       self.tenant[keep], self.names, self.arrival[keep], self.schedule, self.unique)
+                       self.tenant[keep], self.names, self.arrival[keep], self.schedule, self.unique, self.lines)
 
     def __len__(self) -> int:
         return len(self.arrival_s)
@@ -69,7 +71,7 @@ def traffic_of(plan: Plan, schedule: Schedule, config: Any, names: Sequence[str]
     if len(names) > 1 and not config.tenants:
         tenant = np.random.default_rng([0x54454E, seed]).integers(0, len(names), n)
     return Traffic(schedule.intended_s[:n], schedule.input_tokens[:n], outputs, limits, tenant, tuple(names),
-                   np.arange(n), schedule, plan.prompts.unique)
+                   np.arange(n), schedule, plan.prompts.unique, plan.lines)
 
 
 def serve(engine: EngineConfig, traffic: Traffic, seed: int, patience: Patience | None = None) -> list[Sample]:
@@ -77,7 +79,7 @@ def serve(engine: EngineConfig, traffic: Traffic, seed: int, patience: Patience 
     times, inputs = traffic.arrival_s.tolist(), traffic.input_tokens.tolist()
     outputs, limits, tenants = traffic.output_tokens.tolist(), traffic.max_tokens.tolist(), traffic.tenant.tolist()
     names, arrival = traffic.names, traffic.arrival.tolist()
-    blocks = prompt_blocks(traffic.schedule, engine.block_size, unique=traffic.unique)
+    blocks = prompt_blocks(traffic.schedule, engine.block_size, unique=traffic.unique, lines=traffic.lines)
 
     def make(i: int) -> Request:
         return Request(str(i), times[i], inputs[i], limits[i], outputs[i], tenant=names[tenants[i]], index=i,

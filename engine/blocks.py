@@ -18,7 +18,9 @@ from collections.abc import Callable
 import numpy as np
 
 from bench.workload.prefix import SharedStarts, mix
+from bench.workload.prompt_file import PromptFile, open_text
 from bench.workload.schedule import Schedule
+from engine.lengths import text_blocks
 from engine.request import Request
 
 
@@ -36,9 +38,17 @@ def block_names(shared: SharedStarts, arrival: int, prompt_tokens: int, size: in
     return tuple(own.tolist())
 
 
-def prompt_blocks(schedule: Schedule, size: int, *, unique: bool) -> Callable[[int], tuple[int, ...]]:
-    """The function that names the full blocks of arrival i's prompt; `unique`: prompts share nothing by themselves."""
+def prompt_blocks(
+    schedule: Schedule, size: int, *, unique: bool, lines: PromptFile | None = None
+) -> Callable[[int], tuple[int, ...]]:
+    """The function that names the full blocks of arrival i's prompt; `unique`: prompts share nothing by themselves.
+
+    With the user's own prompts (`lines`) names come from their text, as over HTTP.
+    """
     inputs, shared = schedule.input_tokens.tolist(), schedule.shared
+    if lines is not None and schedule.place is not None:
+        places = schedule.place.tolist()
+        return lambda i: text_blocks(open_text(lines).text(places[i]), inputs[i], size)
     if shared is not None:
         seeds = schedule.prompt_seed.tolist()
         return lambda i: block_names(shared, i, inputs[i], size, seeds[i])

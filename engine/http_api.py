@@ -6,6 +6,7 @@ Does not: open sockets, schedule, or read a clock.
 Token counting: the engine has no tokenizer. One whitespace-separated word is one token, over the text of all
 messages (or the prompt), and the chat template adds nothing. `bench.workload.prompts` writes prompts by the same
 rule, so the planned input length is the length counted here. A prompt given as a list of token ids counts its ids.
+A body with `input_tokens` says itself how long its prompt is: the load generator's do when they hold prompts of a user.
 
 Frames: a streamed token costs one concatenation. All words of the vocabulary have the same number of bytes, so
 the HTTP chunk size of a one-token frame is constant for a request and everything around the word is encoded once.
@@ -66,6 +67,7 @@ class Call:
     priority: int | None
     tenant: str | None
     request_class: str | None
+    told: bool = False  # prompt_tokens is what the body says, not its words
 
 
 def parse_call(body: bytes, *, chat: bool) -> Call:
@@ -87,6 +89,9 @@ def parse_call(body: bytes, *, chat: bool) -> Call:
     text, counted = _chat_text(data) if chat else _prompt_text(data)
     if counted == 0:
         raise ApiError(400, "the prompt has no words", param="messages" if chat else "prompt")
+    told = _typed(data, "input_tokens", int, None)
+    if told is not None and told < 1:
+        raise ApiError(400, f"input_tokens must be at least 1, got {told}", param="input_tokens")
     ignore_eos = _typed(data, "ignore_eos", bool, False)
     max_tokens = _typed(data, "max_tokens", int, None)
     if chat and max_tokens is None:
@@ -105,10 +110,10 @@ def parse_call(body: bytes, *, chat: bool) -> Call:
     include_usage = bool(options and options.get("include_usage"))
     tenant = _typed(data, "tenant", str, None) or _typed(data, "user", str, None)
     return Call(
-        chat=chat, model=model, prompt_tokens=counted, text=text,
+        chat=chat, model=model, prompt_tokens=told or counted, text=text,
         digest=text_digest(text), max_tokens=max_tokens, min_tokens=min_tokens, ignore_eos=ignore_eos,
         stream=stream, include_usage=include_usage, priority=_typed(data, "priority", int, None), tenant=tenant,
-        request_class=_typed(data, "request_class", str, None))
+        request_class=_typed(data, "request_class", str, None), told=told is not None)
 
 
 def _typed(data: dict[str, Any], name: str, kind: type, default: Any) -> Any:

@@ -16,7 +16,7 @@ from engine.http_api import Call
 from engine.http_driver import Lateness, RealTimeDriver
 from engine.http_stream import Stream
 from engine.journal import Journal
-from engine.lengths import length_key
+from engine.lengths import length_key, text_blocks
 from engine.live import Live
 from engine.metrics import EngineMetrics
 from engine.request import Request, predict_tokens, sample_tokens
@@ -197,6 +197,8 @@ class Fleet:
 
 def prompt_hashes(call: Call, block_size: int) -> tuple[int, ...]:
     """A hash for each full block of the prompt that includes all words before it."""
+    if call.told:
+        return text_blocks(call.text, call.prompt_tokens, block_size)
     words = call.text.split()
     hashes = []
     previous = b""

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from functools import lru_cache
 
 from bench.workload.plan import Plan
+from bench.workload.prompt_file import open_text
+from bench.workload.prompt_rows import BYTES_PER_TOKEN
 from bench.workload.prompts import PromptMaker
 from bench.workload.schedule import Schedule
 from engine.request import mix64
@@ -29,6 +31,20 @@ def length_key(digest: bytes, seed: int) -> int:
     return mix64(int.from_bytes(digest, "little") ^ mix64(seed))
 
 
+def text_blocks(text: str, prompt_tokens: int, block_size: int) -> tuple[int, ...]:
+    """A hash for each full block of a prompt whose length is told: equal leading text gives equal leading hashes.
+
+    A block is `block_size` tokens of four bytes, as the estimate of `bench.workload.prompt_rows` has it; a prompt has no
+    more of them than its told length has room for.
+    """
+    raw, piece = text.encode("utf-8", "surrogatepass"), block_size * BYTES_PER_TOKEN
+    names, before = [], b""
+    for start in range(0, min(len(raw) // piece, prompt_tokens // block_size) * piece, piece):
+        before = hashlib.blake2b(before + raw[start : start + piece], digest_size=8).digest()
+        names.append(int.from_bytes(before, "little"))
+    return tuple(names)
+
+
 @lru_cache(maxsize=4)
 def _maker(tokens_per_word: float, unique: bool) -> PromptMaker:
     return PromptMaker(tokens_per_word, unique)
@@ -36,6 +52,9 @@ def _maker(tokens_per_word: float, unique: bool) -> PromptMaker:
 
 def arrival_key(plan: Plan, schedule: Schedule, seed: int) -> Callable[[int], int]:
     """The function that gives the key of arrival i of a stage, by the text that would be sent for it."""
+    if plan.lines is not None and schedule.place is not None:
+        own, places = open_text(plan.lines), schedule.place.tolist()
+        return lambda i: length_key(text_digest(own.text(places[i])), seed)
     maker = _maker(plan.prompts.tokens_per_word, plan.prompts.unique)
     seeds, tokens, shared = schedule.prompt_seed.tolist(), schedule.input_tokens.tolist(), schedule.shared
 

@@ -37,7 +37,7 @@ class Rerun:
 
     plan: Plan
     loads: list[Load]
-    named: bool = False  # the old run replayed a trace with block ids
+    named: bool = False  # the old run replayed a trace with block ids, or sent a user's own prompts
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +63,10 @@ def rerun(
     """
     stages: dict[int, tuple[Stage, float]] = {}
     sent: dict[int, Schedule] = {}
-    named = origin is not None and origin.trace is not None and origin.trace.prefixes is not None
+    lines = origin.lines if origin is not None else None
+    named = lines is not None or (
+        origin is not None and origin.trace is not None and origin.trace.prefixes is not None
+    )
     try:
         for row in stage_rows:
             stage = _stage(row, plan)
@@ -81,10 +84,10 @@ def rerun(
     except KeyError as problem:
         raise ValueError(f"the old run lacks {problem.args[0]!r} (a column of stages.csv or requests.csv, or a stage "
                          "that rows name); give a folder written by this program") from None
-    named = {kind: () if names in ([], [""]) else tuple(Group(name, 1.0 / len(names)) for name in names)
+    groups = {kind: () if names in ([], [""]) else tuple(Group(name, 1.0 / len(names)) for name in names)
              for kind, names in labels.items()}
-    plan = replace(plan, stages=tuple(load.stage for load in loads), tenants=named["tenant"],
-                   classes=named["request_class"], trace=None)
+    plan = replace(plan, stages=tuple(load.stage for load in loads), tenants=groups["tenant"],
+                   classes=groups["request_class"], trace=None, lines=lines)
     return Rerun(plan, loads, named)
 
 
@@ -130,15 +133,17 @@ def _load(stage: Stage, start_s: float, rows: list[dict[str, str]], labels: dict
         guessed += not seen
     inputs = [int(float(r["prompt_tokens"] or r["input_tokens"] or 1)) for r in rows]
     whole = np.int64
-    seeds, shared = np.arange(len(rows), dtype=np.uint64), None
-    if sent is not None and sent.shared is not None and len(sent):
-        arrivals = np.array([int(r["arrival"]) for r in rows], dtype=whole)
+    seeds, shared, place = np.arange(len(rows), dtype=np.uint64), None, None
+    arrivals = np.array([int(r["arrival"]) for r in rows], dtype=whole)
+    if sent is not None and sent.place is not None and len(sent):
+        place = sent.place[arrivals % len(sent)]
+    elif sent is not None and sent.shared is not None and len(sent):
         seeds = sent.prompt_seed[arrivals % len(sent)]
         shared = RowStarts(sent.shared.prefixes, sent.shared.seed, arrivals, len(sent))
     schedule = Schedule(
         np.array([float(r["intended_s"]) - start_s for r in rows]), np.array(inputs, dtype=whole),
         np.array(limits, dtype=whole), seeds,
         np.array([labels["tenant"].index(r["tenant"]) for r in rows], dtype=whole),
-        np.array([labels["request_class"].index(r["request_class"]) for r in rows], dtype=whole), "", shared,
+        np.array([labels["request_class"].index(r["request_class"]) for r in rows], dtype=whole), "", shared, place,
     )
     return Load(stage, schedule, outputs, guessed)

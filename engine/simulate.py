@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.records.lost import prompt_line
 from bench.records.request import RequestRow
 from bench.records.stage import InflightRow, StageRow
 from bench.workload.plan import Plan, Stage
@@ -138,7 +139,7 @@ def _maker(plan: Plan, schedule: Schedule, config: Any, engine: EngineConfig,
     load = config.loadgen
     guesses = engine.policy == "sjf"
     keyed = guesses or not (pinned or old is not None)
-    blocks = prompt_blocks(schedule, engine.block_size, unique=plan.prompts.unique)
+    blocks = prompt_blocks(schedule, engine.block_size, unique=plan.prompts.unique, lines=plan.lines)
     caching = engine.prefix_caching
 
     def make(i: int) -> Request:
@@ -182,6 +183,7 @@ def _rows(result: StageResult) -> Iterator[RequestRow]:
         row.intended_s = row.sent_s = start + at_s
         row.send_lag_s = 0.0
         row.input_tokens, row.max_tokens = inputs[i], limits[i]
+        row.prompt_line = prompt_line(plan, schedule, i)
         row.done_s = start + out.done_s[i]
         row.residence_s = out.done_s[i] - at_s
         _answer(row, result, i, at_s)

@@ -38,15 +38,17 @@ from locust.runners import WorkerRunner
 from bench.client.dialing import proxy_from_env
 from bench.client.endpoint import parse_base_url
 from bench.client.outcome import Outcome
-from bench.client.request import request_body
+from bench.client.request import line_body, request_body
 from bench.client.stream import Stream
 from bench.client.transport import Transport, TransportOptions
 from bench.config import Config, api_key
-from bench.records.lost import label, request_id
+from bench.records.lost import label, prompt_line, request_id
 from bench.records.outbox import Outbox
 from bench.records.packing import pack
 from bench.records.request import RequestRow
 from bench.workload.plan import Plan, Stage
+from bench.workload.prompt_file import PromptFile, PromptText
+from bench.workload.prompt_rows import PromptError
 from bench.workload.prompts import PromptMaker
 from bench.workload.schedule import Schedule, build_schedule
 from locustfiles import messages, stats
@@ -129,6 +131,7 @@ class Generator:
         self._transport_key: Any = None
         self._prompts: PromptMaker | None = None
         self._prompts_key: Any = None
+        self._own: PromptText | None = None  # the user's prompts
         self._helpers: list[gevent.Greenlet] = []
         self._closed: Job | None = None  # the stage whose turns closed-loop users take
         self._cpu = (time.process_time(), now_s())
@@ -341,9 +344,27 @@ class Generator:
         self._transport_key = key
 
     def _open_prompts(self, plan: Plan) -> None:
+        if plan.lines is not None:
+            self._open_own(plan.lines)
+            return
         if self._prompts is None or self._prompts_key != plan.prompts:
             self._prompts = PromptMaker(plan.prompts.tokens_per_word, plan.prompts.unique)
             self._prompts_key = plan.prompts
+
+    def _open_own(self, lines: PromptFile) -> None:
+        """The file of prompts on this machine: that it is the plan's is checked once, and again when it was touched."""
+        path = os.environ.get("BENCH_PROMPTS_FILE", "")
+        if self._own is not None and self._own.is_current(lines, path):
+            self._own.file = lines
+            return
+        if self._own is not None:
+            self._own.close()
+            self._own = None
+        try:
+            self._own = PromptText(lines, path, pause=_let_others)  # the hash of a large file takes its time
+        except PromptError as error:
+            name = getattr(self.environment.runner, "client_id", "local")
+            raise PromptError(f"worker {name}: {error}") from None
 
     def _tie_clock(self, master_clock_id: str) -> None:
         self.clock = ClockOffset()
@@ -477,6 +498,15 @@ class Generator:
     def _body(self, job: Job, arrival: int) -> bytes:
         schedule, ask = job.schedule, job.settings["request"]
         drawn = arrival % len(schedule)  # an open loop never goes round; a closed one may outlast the draws
+        extra = ask["extra_body"]
+        if job.settings["embedded"]:  # the engine's own fields; other services may refuse what they do not know
+            names = {
+                "tenant": label(job.plan.tenants, int(schedule.tenant[drawn])),
+                "request_class": label(job.plan.classes, int(schedule.request_class[drawn])),
+            }
+            extra = {**{key: name for key, name in names.items() if name}, **extra}
+        if schedule.place is not None:
+            return self._own_body(job, drawn, extra)
         assert self._prompts is not None
         shared = schedule.shared
         text = self._prompts.text(
@@ -485,13 +515,6 @@ class Generator:
             shared.names(drawn, arrival // len(schedule)).tolist() if shared is not None else (),
             shared.block_tokens if shared is not None else 0,
         )
-        extra = ask["extra_body"]
-        if job.settings["embedded"]:  # the engine's own fields; other services may refuse what they do not know
-            names = {
-                "tenant": label(job.plan.tenants, int(schedule.tenant[drawn])),
-                "request_class": label(job.plan.classes, int(schedule.request_class[drawn])),
-            }
-            extra = {**{key: name for key, name in names.items() if name}, **extra}
         return request_body(
             ask["model"],
             text,
@@ -500,6 +523,23 @@ class Generator:
             stream=True,
             ignore_eos=ask["ignore_eos"],
             extra_body=extra,
+        )
+
+    def _own_body(self, job: Job, drawn: int, extra: dict[str, Any]) -> bytes:
+        """The request with the user's prompt; the line's own body fields go before those of the config."""
+        schedule, ask, own = job.schedule, job.settings["request"], self._own
+        assert own is not None and schedule.place is not None
+        place = int(schedule.place[drawn])
+        if job.settings["embedded"]:  # it has no tokenizer
+            extra = {"input_tokens": int(schedule.input_tokens[drawn]), **extra}
+        return line_body(
+            ask["model"],
+            own.value(place),
+            int(schedule.max_tokens[drawn]),
+            messages=bool(own.file.messages[place]),
+            endpoint=ask["endpoint"],
+            ignore_eos=ask["ignore_eos"],
+            extra_body={**extra, **own.extra(place)},
         )
 
     def _prepared(self, job: Job, arrival: int) -> Stream:
@@ -545,6 +585,7 @@ class Generator:
             "request_id": request_id(job.run_id, stage.index, arrival),
             "intended_s": job.start_s + intended,
             "input_tokens": int(schedule.input_tokens[drawn]),
+            "prompt_line": prompt_line(job.plan, schedule, drawn),
             "max_tokens": int(schedule.max_tokens[drawn]),
         }
 
@@ -695,7 +736,11 @@ def _arrival(row: RequestRow) -> int:
 
 
 def _one_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".replace("\n", " ")[:300]
+    return f"{type(error).__name__}: {error}".replace("\n", " ")[:600]
+
+
+def _let_others() -> None:
+    gevent.sleep(0)
 
 
 def _rss_bytes() -> int | None:

@@ -104,6 +104,7 @@ class Outcome:
         input_tokens: int | None,
         max_tokens: int | None,
         to_run_s: Callable[[float], float],
+        prompt_line: int | None = None,
     ) -> RequestRow:
         """Return the ledger row; `to_run_s` maps this process's monotonic seconds to seconds of the run.
 
@@ -155,6 +156,7 @@ class Outcome:
             itl_max_s=self.itl_max_s,
             itl_under_1ms_ratio=self.itl_under_1ms_ratio,
             input_tokens=input_tokens,
+            prompt_line=prompt_line,
             prompt_tokens=self.prompt_tokens,
             cached_tokens=self.cached_tokens,
             max_tokens=max_tokens,

@@ -70,9 +70,10 @@ def is_other_model(asked: str, served: str | None) -> bool:
 
 def request_body(
     model: str,
-    prompt: str,
+    prompt: Any,
     max_tokens: int,
     *,
+    messages: bool = False,
     endpoint: str = "chat",
     stream: bool = True,
     ignore_eos: bool = True,
@@ -80,17 +81,21 @@ def request_body(
 ) -> bytes:
     """Return the JSON body of one request; `endpoint`: chat, completions, responses or messages.
 
+    `prompt`: a text, or JSON of one (`orjson.Fragment`, taken as it is); with `messages` a list of messages.
     `extra_body` wins over everything else; a value of None there removes the field.
     """
     body: dict[str, Any] = {"model": model}
-    if endpoint == "completions":
+    if endpoint == "completions" and not messages:
         body["prompt"] = prompt
     elif endpoint == "responses":
         body["input"] = prompt
     elif endpoint in ("chat", "messages"):
-        body["messages"] = [{"role": "user", "content": prompt}]
+        body["messages"] = prompt if messages else [{"role": "user", "content": prompt}]
     else:
-        raise ValueError(f"endpoint is {endpoint!r}; allowed are chat, completions, responses, messages")
+        raise ValueError(
+            f"endpoint is {endpoint!r}{' with messages' if messages else ''}; allowed are chat, "
+            f"{'' if messages else 'completions, '}responses, messages"
+        )
     body["max_output_tokens" if endpoint == "responses" else "max_tokens"] = max_tokens
     body["stream"] = stream
     if stream and endpoint in PINNING:
@@ -103,3 +108,44 @@ def request_body(
         else:
             body[key] = value
     return orjson.dumps(body)
+
+
+def line_body(
+    model: str,
+    raw: bytes,
+    max_tokens: int,
+    *,
+    messages: bool,
+    endpoint: str = "chat",
+    ignore_eos: bool = True,
+    extra_body: Mapping[str, Any] | None = None,
+) -> bytes:
+    """Return the body of a request with a prompt of the user: `raw` is its JSON, sent byte for byte.
+
+    Only for the endpoint `messages` is a list that begins with messages of the system written anew, without them.
+    """
+    prompt: Any = orjson.Fragment(raw)
+    extra = dict(extra_body or {})
+    if messages and endpoint == "messages":
+        system, rest = split_system(orjson.loads(raw))
+        if system is not None:
+            prompt = rest
+            extra = {"system": system, **extra}
+    return request_body(
+        model, prompt, max_tokens, messages=messages, endpoint=endpoint, ignore_eos=ignore_eos, extra_body=extra
+    )
+
+
+def split_system(messages: list[dict[str, Any]]) -> tuple[Any, list[dict[str, Any]]]:
+    """Return (content of the leading messages of the system, the others); None without any.
+
+    Texts are joined by an empty line; with a list of parts among them, all become one list of parts.
+    """
+    first = next((i for i, m in enumerate(messages) if m["role"] not in ("system", "developer")), len(messages))
+    contents = [message["content"] for message in messages[:first]]
+    if not contents:
+        return None, messages
+    if all(isinstance(content, str) for content in contents):
+        return "\n\n".join(contents), messages[first:]
+    parts = [[{"type": "text", "text": c}] if isinstance(c, str) else c for c in contents]
+    return [part for some in parts for part in some], messages[first:]

@@ -50,6 +50,7 @@ def _run(options: JobOptions, say: Console, stops: Stops) -> int:
     prepare.note_target(options, resolved.config.loadgen.target_qps, plan, say)
     prepare.check_baseline(options, plan)
     prepare.refuse_over_limits(resolved, plan)
+    prepare.note_prompts(plan, say)
     run_dir = prepare.make_run_dir(options)
     with _engine(options, resolved, run_dir, say) as base_url:
         environment = _environment(options, base_url, run_dir, resolved)

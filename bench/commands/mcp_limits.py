@@ -49,6 +49,7 @@ def _named(config: Any) -> dict[str, str]:
     profile = config.engine.profile
     found = {
         "loadgen.trace_file": config.loadgen.trace_file,
+        "loadgen.prompts_file": config.loadgen.prompts_file,
         "loadgen.output_len_file": config.loadgen.output_len_file,
         "target.api_key_file": config.target.api_key_file,
         "target.ca_file": config.target.ca_file,

@@ -83,21 +83,23 @@ def _remarks(
         return [], [f"{why}: which prompts began alike is not recorded; here none do: {colder}"]
     load = config.loadgen
     by_trace = load.trace_file is not None and load.trace_prefixes
-    if by_trace and why:
+    if (by_trace or load.prompts_file is not None) and why:
         return [], [f"which prompts began alike cannot be carried: {why}; here none do: {colder}"]
+    if load.prompts_file is not None:
+        return _by_file(found, load.prompts_file, "text", colder)
     if by_trace and found.named:
-        return _by_trace(found, str(load.trace_file), colder)
+        return _by_file(found, str(load.trace_file), "hash_ids", colder)
     if not load.unique_prompts:
         return ["prompts of one length are equal, as in that run (unique_prompts: false)"], []
     return [], [f"which prompts began alike is not recorded; here none do: {colder}"] if cached else []
 
 
-def _by_trace(found: Rerun, trace: str, colder: str) -> tuple[list[str], list[str]]:
-    """The same for a run that replayed a trace with block ids."""
-    lost = [one.stage.name for one in found.loads if one.schedule.shared is None]
-    notes = [f"prompts begin alike as in that run, by the hash_ids of {trace}"] if len(lost) < len(found.loads) else []
+def _by_file(found: Rerun, file: str, what: str, colder: str) -> tuple[list[str], list[str]]:
+    """The same for a run that replayed a trace with block ids, or sent the prompts of a file."""
+    lost = [one.stage.name for one in found.loads if one.schedule.shared is None and one.schedule.place is None]
+    notes = [f"prompts begin alike as in that run, by the {what} of {file}"] if len(lost) < len(found.loads) else []
     text = (
-        f"stages {', '.join(lost)} were sent from another {trace} or another config (their schedule hash differs): "
+        f"stages {', '.join(lost)} were sent from another {file} or another config (their schedule hash differs): "
         f"which of their prompts began alike is not carried; {colder}"
     )
     return notes, [text] if lost else []

@@ -26,10 +26,11 @@ def check_address(option: str, address: str, examples: str) -> None:
 
 def load(options: JobOptions, say: Console, *, base_url: str = "", quiet: bool = False) -> Any:
     from bench.config import ConfigError, load_config
+    from bench.config.address import service_overrides
 
     overrides: dict[str, Any] = {}
     if base_url or options.base_url:
-        overrides["base_url"] = base_url or options.base_url
+        overrides |= service_overrides(base_url or options.base_url)
     if options.model:
         overrides["model"] = options.model
     try:
@@ -83,7 +84,20 @@ def plan_of(options: JobOptions, config: Any) -> Any:
             seed=options.seed or None,
         )
     except (PlanError, ValueError) as error:
-        raise JobError(str(error), EXIT_USAGE) from None
+        own = config.loadgen.prompts_file
+        lines = [f"CFG-040 {line}" if own and line.startswith(own) else line for line in str(error).splitlines()]
+        raise JobError("\n".join(lines), EXIT_USAGE) from None
+
+
+def note_prompts(plan: Any, say: Console) -> None:
+    """Say before the load how many arrivals repeat a prompt of the user's file."""
+    if plan.lines is None:
+        return
+    from bench.workload.expect import expect_stages, repeat_sentence
+
+    text = repeat_sentence(plan, expect_stages(plan))
+    if text:
+        say.note(f"CFG-048 {text}")
 
 
 def note_target(options: JobOptions, target_qps: float, plan: Any, say: Console) -> None:

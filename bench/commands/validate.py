@@ -62,11 +62,13 @@ def command(
         )
     except PlanError as error:
         kind = "CFG-040" if _names_file(resolved, str(error)) else "CFG-045"
-        found = [*problems, Problem(kind, str(file), f"cannot become a plan: {error}"), *resolved.warnings]
+        wrong = [Problem(kind, str(file), f"cannot become a plan: {line}") for line in str(error).splitlines()]
+        found = [*problems, *wrong, *resolved.warnings]
         _finish({"ok": False, "file": str(file), "problems": _plain(found)}, as_json, _lines(found))
     stages = expect_stages(plan, resolved.config.slo.attainment_target)
     problems += limit_problems(resolved.config, total(plan, stages))
-    problems += resolved.warnings + size_warnings(resolved.config.slo.attainment_target, stages)
+    problems += resolved.warnings + prompt_warnings(plan, stages)
+    problems += size_warnings(resolved.config.slo.attainment_target, stages)
     document = _document(file, resolved, plan, stages, problems)
     _finish(document, as_json, _report(document, problems, stages, show_all))
 
@@ -92,7 +94,19 @@ def _key_problems(resolved: Resolved) -> list[Problem]:
 
 def _names_file(resolved: Resolved, text: str) -> bool:
     load = resolved.config.loadgen
-    return any(name and name in text for name in (load.trace_file, load.output_len_file))
+    return any(name and name in text for name in (load.trace_file, load.output_len_file, load.prompts_file))
+
+
+def prompt_warnings(plan: Plan, stages: list[StageExpectation]) -> list[Problem]:
+    """CFG-048: how many arrivals send a prompt of the user's file that went before."""
+    from bench.config import Problem
+    from bench.workload.expect import repeat_sentence
+
+    text = repeat_sentence(plan, stages)
+    if not text:
+        return []
+    fix = "add lines or shorten the run, or read the result as one of a warm cache"
+    return [Problem("CFG-048", "loadgen.prompts_file:", text, fix=fix)]
 
 
 def size_warnings(target: float, stages: list[StageExpectation]) -> list[Problem]:
@@ -163,11 +177,37 @@ def _document(
         "shape": plan.shape,
         "seed": plan.run_seed,
         "schedule_hash": plan_hash(plan),
+        **_prompts(plan, stages),
         "stages": [
             {**asdict(stage), "cost": cost(limits, stage.input_tokens, stage.output_tokens)} for stage in stages
         ],
         "total": {**asdict(sums), "tokens": sums.tokens, "cost": cost(limits, sums.input_tokens, sums.output_tokens)},
     }
+
+
+def _prompts(plan: Plan, stages: list[StageExpectation]) -> dict[str, Any]:
+    """What the plan has of the user's own prompts; nothing when they are made."""
+    lines = plan.lines
+    if lines is None:
+        return {}
+    return {
+        "prompts": {
+            "path": lines.path, "sha256": lines.sha256, "order": lines.order, "lines": len(lines),
+            "different": lines.different, "estimated_input": lines.estimates,
+            "own_max_tokens": int((lines.max_tokens > 0).sum()),
+            "repeated_arrivals": sum(stage.repeated_prompts for stage in stages),
+        }
+    }  # fmt: skip
+
+
+def _prompt_lines(found: dict[str, Any]) -> list[str]:
+    same = "" if found["different"] == found["lines"] else f" ({found['different']} different)"
+    estimate = found["estimated_input"]
+    input_ = "as the lines say" if not estimate else f"estimated for {estimate} lines as UTF-8 bytes / 4"
+    return [
+        f"  prompts: {found['path']}, {found['lines']} lines{same}, {found['order']}, SHA-256 {found['sha256'][:16]}",
+        f"  input tokens {input_}; output limit of {found['own_max_tokens']} lines is their own, else the config's law",
+    ]
 
 
 def _report(
@@ -185,6 +225,7 @@ def _report(
         lines.append(f"  and {sum(o == 'default' for o in document['origin'].values())} defaults (--all shows them)")
     target = document["values"]["slo"]["attainment_target"]
     lines += ["", f"plan {document['shape']}, seed {document['seed']}, schedule {document['schedule_hash'][:16]}"]
+    lines += [plain(line) for line in _prompt_lines(document["prompts"])] if "prompts" in document else []
     money = document["total"]["cost"] is not None
     header = (
         f"  {'stage':<22}{'seconds':>8}{'expected':>9}{'planned':>8}{'window':>7}{'input tok':>11}{'output tok':>11}"

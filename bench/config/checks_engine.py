@@ -49,9 +49,11 @@ def _budget(config: Config) -> Iterator[Finding]:
     "engine.embedded",
     "engine.max_model_len",
     "loadgen.input_len_range",
+    "loadgen.prompts_file",
 )
 def _chunking(config: Config) -> Iterator[Finding]:
-    if config.scheduler.enable_chunked_prefill:
+    by_file = config.loadgen.prompts_file is not None and not config.engine.embedded  # its lengths are not known here
+    if config.scheduler.enable_chunked_prefill or by_file:
         return
     budget = config.scheduler.max_num_batched_tokens
     need, name = max(config.loadgen.input_len_range), "loadgen.input_len_range"
@@ -121,10 +123,11 @@ def affine_batch_bound(
     "loadgen.output_len_dist",
     "loadgen.output_len_mu",
     "loadgen.output_len_sigma",
+    "loadgen.prompts_file",
 )
 def _tpot_cap(config: Config) -> Iterator[Finding]:
     coefficients = STEP_COEFFICIENTS.get(config.engine.profile)
-    if coefficients is None:
+    if coefficients is None or config.loadgen.prompts_file is not None:
         return
     tpot_s = config.slo.tpot_deadline_ms / 1000
     overhead_s = None if config.engine.overhead_ms is None else config.engine.overhead_ms / 1000
@@ -159,11 +162,12 @@ def _tpot_cap(config: Config) -> Iterator[Finding]:
     "loadgen.output_len_range",
     "loadgen.output_len_fixed",
     "loadgen.arrival_process",
+    "loadgen.prompts_file",
 )
 def _fits(config: Config) -> Iterator[Finding]:
-    if not config.engine.embedded or config.loadgen.arrival_process == "trace":
-        return
     load = config.loadgen
+    if not config.engine.embedded or load.arrival_process == "trace" or load.prompts_file is not None:
+        return
     outputs = {"uniform": max(load.output_len_range or [0]), "fixed": load.output_len_fixed or 0}
     output = min(
         outputs.get(load.output_len_dist, load.max_output_tokens) or load.max_output_tokens, load.max_output_tokens

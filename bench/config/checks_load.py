@@ -12,12 +12,14 @@ from collections.abc import Iterator
 from statistics import NormalDist
 
 from bench.config.findings import Finding, reads
-from bench.config.schema import Config
+from bench.config.schema import Config, Loadgen
 
 
 def p95_output_tokens(config: Config) -> int | None:
-    """P95 of the output length in tokens; None for an empirical law (its file is not read here)."""
+    """P95 of the output length in tokens; None where a file decides, which is not read here."""
     load = config.loadgen
+    if load.prompts_file is not None:
+        return None
     cap = load.max_output_tokens
     if load.output_len_dist == "lognormal":
         drawn = math.exp(min(load.output_len_mu + load.output_len_sigma * NormalDist().inv_cdf(0.95), 700.0))
@@ -40,6 +42,7 @@ def p95_output_tokens(config: Config) -> int | None:
     "loadgen.output_len_range",
     "loadgen.output_len_fixed",
     "loadgen.max_output_tokens",
+    "loadgen.prompts_file",
 )
 def _p95(config: Config) -> Iterator[Finding]:
     tokens = p95_output_tokens(config)
@@ -112,6 +115,7 @@ def _loadgen(config: Config) -> Iterator[Finding]:
             "",
             "name an Azure CSV or Mooncake JSONL file",
         )
+    yield from _prompts(config)
     if load.arrival_process != "gamma" and load.burstiness != 1.0:
         yield Finding(
             "CFG-032",
@@ -128,6 +132,22 @@ def _loadgen(config: Config) -> Iterator[Finding]:
             "",
             "raise it",
         )
+
+
+def _prompts(config: Config) -> Iterator[Finding]:
+    """Keys that a file of prompts makes useless, and the one that is useless without it."""
+    load = config.loadgen
+    if load.prompts_file is None:
+        if load.prompts_order != "shuffled":
+            yield Finding("CFG-032", ("loadgen", "prompts_order"), "has no effect without prompts_file", "", "remove it")
+        return
+    useless = [
+        ("input_len_range", load.input_len_range != Loadgen().input_len_range, "lengths are those of the lines"),
+        ("unique_prompts", not load.unique_prompts, "prompts repeat as the file says"),
+    ]
+    for name, given, why in useless:
+        if given:
+            yield Finding("CFG-032", ("loadgen", name), f"has no effect with prompts_file: {why}", "", "remove it")
 
 
 @reads("sweep", "loadgen.duration_sec", "loadgen.target_qps")

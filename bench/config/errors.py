@@ -49,7 +49,7 @@ PROBLEMS: dict[str, tuple[str, str]] = {
     "CFG-037": ("error", "timeouts contradict each other"),
     "CFG-038": ("error", "target.extra_body sets a field that the plan sets"),
     "CFG-039": ("warning", "a limit on money without prices cannot be kept"),
-    "CFG-040": ("error", "a file named in the config cannot be used (trace, lengths)"),
+    "CFG-040": ("error", "a file named in the config cannot be used (trace, lengths, prompts)"),
     "CFG-041": ("error", "the plan exceeds limits.*"),
     "CFG-042": ("warning", "too few arrivals in the window to decide slo.attainment_target"),
     "CFG-043": ("warning", "too few arrivals in the window for a percentile"),
@@ -57,6 +57,7 @@ PROBLEMS: dict[str, tuple[str, str]] = {
     "CFG-045": ("error", "the shape cannot be built from this config"),
     "CFG-046": ("warning", "the length of answers cannot be pinned over target.endpoint"),
     "CFG-047": ("error", "the embedded engine does not speak target.endpoint"),
+    "CFG-048": ("warning", "prompts of loadgen.prompts_file are sent more than once"),
 }
 
 

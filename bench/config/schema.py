@@ -117,6 +117,12 @@ class Loadgen(Section):
     # 11: all counts of the default sweep lie within 2 % of their mean (seed 1 is 3.3 sigma low at 20 QPS).
     seed: Seed = _key(11, "everything random follows from it; fixed by default so that runs repeat")
     unique_prompts: bool = _key(True, "false: all prompts of a length are equal (prefix caches will hit)")
+    prompts_file: Word | None = _key(
+        None, "your own prompts instead of made ones: JSONL, one request a line, plain or .gz", unit="path"
+    )
+    prompts_order: Literal["shuffled", "file"] = _key(
+        "shuffled", "prompts_file: which line is next; shuffled: by the stage's seed, file: as they stand"
+    )
     trace_file: Word | None = _key(None, "trace: Azure CSV or Mooncake JSONL, plain or .gz", unit="path")
     trace_rate_scale: float = _key(1.0, "trace: 2 replays it twice as fast", unit="1", gt=0, le=1e6)
     trace_spread_ties: bool = _key(True, "trace: spread equal stamps over the gap that follows")

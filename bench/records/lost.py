@@ -23,6 +23,12 @@ def label(groups: Any, index: int) -> str:
     return groups[index].name if groups else ""
 
 
+def prompt_line(plan: Any, schedule: Any, arrival: int) -> int | None:
+    """The line of the user's file of prompts that an arrival sends; None when prompts are made."""
+    place = getattr(schedule, "place", None)
+    return None if place is None else int(plan.lines.line[place[arrival]])
+
+
 def request_id(run_id: str, stage: int, arrival: int) -> str:
     """The `x-request-id` of one arrival."""
     return f"{run_id}-{stage}-{arrival}"
@@ -53,6 +59,7 @@ def lost_row(
         error_kind="lost" if sent else "unsent",
         intended_s=start_s + intended_s,
         input_tokens=int(schedule.input_tokens[arrival]),
+        prompt_line=prompt_line(plan, schedule, arrival),
         max_tokens=int(schedule.max_tokens[arrival]),
         detail=f"sent by worker {worker}, which was lost before it told the outcome" if sent else "",
     )

@@ -69,6 +69,7 @@ class RequestRow:
     itl_max_s: float | None = None
     itl_under_1ms_ratio: float | None = None
     input_tokens: int | None = None
+    prompt_line: int | None = None
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     max_tokens: int | None = None
@@ -124,6 +125,7 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "itl_max_s": ("s", "largest gap between output events"),
     "itl_under_1ms_ratio": ("1", "share of gaps under 1 ms: near 1 means burst delivery"),
     "input_tokens": ("tokens", "prompt length asked by the plan"),
+    "prompt_line": ("", "line of `loadgen.prompts_file` that was sent, from 1; empty when prompts are made"),
     "prompt_tokens": ("tokens", "prompt length counted by the service"),
     "cached_tokens": ("tokens", "part of the prompt that the service took from its cache"),
     "max_tokens": ("tokens", "output limit sent with the request"),

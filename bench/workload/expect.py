@@ -14,9 +14,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
+
 from bench.config.limits import Expectation
 from bench.workload.plan import Plan, Stage
-from bench.workload.schedule import build_schedule
+from bench.workload.schedule import Schedule, build_schedule
 
 Z_95 = 1.959963984540054
 # Below so many values the two-sided 95 % interval of a percentile has no upper end: 1 - p^n >= 0.975.
@@ -41,6 +43,7 @@ class StageExpectation:
     misses_allowed: int | None  # in the window; None = too few arrivals to reach the target at all
     at_target: bool
     schedule_hash: str
+    repeated_prompts: int = 0  # arrivals whose prompt (of a file) an earlier arrival of the run had
 
     def missing_percentiles(self) -> list[str]:
         """Percentiles that the window is too small for."""
@@ -74,8 +77,10 @@ def misses_allowed(n: int, target: float) -> int | None:
     return low
 
 
-def expect_stage(plan: Plan, stage: Stage, attainment_target: float = 0.99) -> StageExpectation:
-    """What one stage sends, by computing its schedule."""
+def expect_stage(
+    plan: Plan, stage: Stage, attainment_target: float = 0.99, sent: np.ndarray | None = None
+) -> StageExpectation:
+    """What one stage sends, by computing its schedule; `sent`: prompts of earlier stages (bool by place), added to."""
     schedule = build_schedule(plan, stage)
     window = int((schedule.intended_s >= stage.warmup_s).sum())
     return StageExpectation(
@@ -93,12 +98,37 @@ def expect_stage(plan: Plan, stage: Stage, attainment_target: float = 0.99) -> S
         misses_allowed=misses_allowed(window, attainment_target),
         at_target=stage.ramp_to_qps is None and not stage.profile and stage.offered_qps == plan.target_qps,
         schedule_hash=schedule.hash,
+        repeated_prompts=_repeated(plan, schedule, sent),
     )
+
+
+def _repeated(plan: Plan, schedule: Schedule, sent: np.ndarray | None) -> int:
+    if plan.lines is None or schedule.place is None:
+        return 0
+    prompts = np.unique(plan.lines.same[schedule.place])
+    new = len(prompts) if sent is None else int(np.count_nonzero(~sent[prompts]))
+    if sent is not None:
+        sent[prompts] = True
+    return len(schedule) - new
 
 
 def expect_stages(plan: Plan, attainment_target: float = 0.99) -> list[StageExpectation]:
     """What every stage sends, in order."""
-    return [expect_stage(plan, stage, attainment_target) for stage in plan.stages]
+    sent = np.zeros(len(plan.lines) if plan.lines is not None else 0, dtype=bool)
+    return [expect_stage(plan, stage, attainment_target, sent) for stage in plan.stages]
+
+
+def repeat_sentence(plan: Plan, stages: list[StageExpectation]) -> str:
+    """How many arrivals send a prompt of the user's file that went before in the run; empty when none does."""
+    repeated = sum(stage.repeated_prompts for stage in stages)
+    if plan.lines is None or not repeated:
+        return ""
+    arrivals, count, different = sum(stage.arrivals for stage in stages), len(plan.lines), plan.lines.different
+    lines = f"{count:,} lines" + (f" ({different:,} different)" if different < count else "")
+    return (
+        f"prompts repeat: {arrivals:,} arrivals, {lines}: {repeated:,} arrivals ({repeated / arrivals:.0%}) send a "
+        "prompt that went before, which a prefix cache can answer faster"
+    )
 
 
 def total(plan: Plan, stages: list[StageExpectation]) -> Expectation:

@@ -52,7 +52,7 @@ class Labels:
             if name and name not in known:
                 raise ValueError(
                     f"{file}:{line}: {what} is {name!r}, the config's {section} are {', '.join(known)}; declare it "
-                    f"there, or declare no {section} to take the names of the trace"
+                    f"there, or declare no {section} to take the names of the file"
                 )
         names = (*known, "") if "" in self.names and "" not in known else tuple(known)
         return Labels(names, np.array([names.index(name) for name in self.names], dtype=np.int64)[self.place])

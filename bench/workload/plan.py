@@ -4,10 +4,11 @@ Input: a `Config` and the name of a shape.
 Output: `Plan`, frozen, to and from JSON (the master sends it to its workers).
 Does not: draw anything (`schedule.py` does), know the time of day, know workers.
 
-1. A plan is complete: trace rows and observed lengths travel inside it, so that no worker reads a file.
+1. A plan is complete: trace rows and observed lengths travel inside it, so that no worker reads a file. The one
+   exception are the user's own prompts: their lengths, places and SHA-256 travel, each worker reads the text.
 2. A stage's seed follows from the run's seed, its rates and (when repeats differ) its repeat. So the
    stage at 20 QPS sends the same load alone, in a sweep, or in another order.
-3. `build_plan` alone opens files: the trace and the list of lengths that the config names.
+3. `build_plan` alone opens files: the trace, the list of lengths and the prompts that the config names.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -23,6 +25,7 @@ from bench.workload import lengths as laws
 from bench.workload.arrivals import Levels, integrated_rate, rate_at
 from bench.workload.labels import Labels
 from bench.workload.lengths import Lengths
+from bench.workload.prompt_file import PromptFile, read_prompts
 from bench.workload.trace import Trace, TraceError, read_trace
 
 SHAPES = ("sweep", "repeat", "ramp", "spike", "smoke", "replay", "single", "hold", "knee_search")
@@ -31,6 +34,7 @@ SMOKE_S = 30.0
 SPIKE_FACTOR = 3.0  # peak over base when no rates are given
 MAX_ARRIVALS = 5_000_000  # of one stage: its arrays take 50 bytes an arrival
 FORMAT = 1
+FORMAT_LINES = 2  # with prompts of a file: an older version would make its own
 
 
 class PlanError(ValueError):
@@ -119,12 +123,14 @@ class Plan:
     tenants: tuple[Group, ...] = ()
     classes: tuple[Group, ...] = ()
     target_qps: float | None = field(default=None)
+    lines: PromptFile | None = None  # the user's own prompts
 
     def to_json(self) -> str:
         """One line of JSON; `from_json` gives an equal plan."""
+        lines = {"lines": self.lines.to_dict()} if self.lines is not None else {}
         return json.dumps(
             {
-                "format": FORMAT,
+                "format": FORMAT_LINES if lines else FORMAT,
                 "run_seed": self.run_seed,
                 "shape": self.shape,
                 "target_qps": self.target_qps,
@@ -134,6 +140,7 @@ class Plan:
                 "trace": self.trace.to_dict() if self.trace is not None else None,
                 "tenants": [asdict(group) for group in self.tenants],
                 "classes": [asdict(group) for group in self.classes],
+                **lines,
             },
             allow_nan=False,
             separators=(",", ":"),
@@ -143,9 +150,10 @@ class Plan:
     def from_json(cls, text: str) -> Plan:
         """The plan in a `to_json` text. Raises ValueError on another format number."""
         data = json.loads(text)
-        if data.get("format") != FORMAT:
+        if data.get("format") not in (FORMAT, FORMAT_LINES):
             raise ValueError(
-                f"plan: format is {data.get('format')!r}, this version reads {FORMAT}; use one version everywhere"
+                f"plan: format is {data.get('format')!r}, this version reads {FORMAT} and {FORMAT_LINES}; use one "
+                "version everywhere"
             )
         return cls(
             stages=tuple(
@@ -161,6 +169,7 @@ class Plan:
             trace=Trace.from_dict(data["trace"]) if data["trace"] is not None else None,
             tenants=tuple(Group(**group) for group in data["tenants"]),
             classes=tuple(Group(**group) for group in data["classes"]),
+            lines=PromptFile.from_dict(data["lines"]) if data.get("lines") else None,
         )
 
     def __eq__(self, other: object) -> bool:
@@ -203,7 +212,10 @@ def build_plan(
         tenants = tuple(Group(t.name, t.share) for t in config.tenants)
         classes = tuple(Group(c.name, c.share) for c in config.classes)
         if trace is not None:
-            trace, tenants, classes = _label(trace, config, tenants, classes)
+            trace, tenants, classes = _label(trace, config, tenants, classes, str(config.loadgen.trace_file))
+        lines = _load_lines(config)
+        if lines is not None:
+            lines, tenants, classes = _label(lines, config, tenants, classes, str(config.loadgen.prompts_file))
     except (TraceError, ValueError, OSError) as error:
         raise error if isinstance(error, PlanError) else PlanError(str(error)) from None
     levels = _levels(config, shape, qps, duration_s, repeats, trace)
@@ -253,6 +265,7 @@ def build_plan(
         tenants=tenants,
         classes=classes,
         target_qps=config.loadgen.target_qps,
+        lines=lines,
     )
 
 
@@ -365,24 +378,43 @@ def _load_trace(config: Config, shape: str) -> Trace | None:
     )
 
 
+def _load_lines(config: Config) -> PromptFile | None:
+    load = config.loadgen
+    if load.prompts_file is None:
+        return None
+    try:
+        found = read_prompts(
+            Path(load.prompts_file), order=load.prompts_order, endpoint=config.target.endpoint,
+            text_only=config.engine.embedded,
+        )  # fmt: skip
+    except OSError as error:
+        raise PlanError(
+            f"{load.prompts_file}: cannot be read ({error.strerror or error}); loadgen.prompts_file names a JSONL file, "
+            "from the working folder"
+        ) from None
+    return replace(found, max_tokens=np.minimum(found.max_tokens, load.max_output_tokens))
+
+
+Labelled = TypeVar("Labelled", Trace, PromptFile)
+
+
 def _label(
-    trace: Trace, config: Config, tenants: tuple[Group, ...], classes: tuple[Group, ...]
-) -> tuple[Trace, tuple[Group, ...], tuple[Group, ...]]:
-    """The trace with its rows' labels counted in the groups of the plan, and these groups.
+    source: Labelled, config: Config, tenants: tuple[Group, ...], classes: tuple[Group, ...], file: str
+) -> tuple[Labelled, tuple[Group, ...], tuple[Group, ...]]:
+    """The rows of a file with their labels counted in the groups of the plan, and these groups.
 
     Rows that name nobody leave the draw by shares as it is. Where rows do, the names that the config declares are the
     only ones allowed; a config that declares none takes them as they come, with the shares that they have.
     """
-    file = str(config.loadgen.trace_file)
-    if trace.tenants:
-        known = [g.name for g in tenants] or trace.tenants.names
-        by_tenant = trace.tenants.counted_in(known, file=file, what="tenant", section="tenants")
-        trace, tenants = replace(trace, tenants=by_tenant), _groups_of(by_tenant, tenants)
-    if trace.classes:
-        known = [g.name for g in classes] or trace.classes.names
-        by_class = trace.classes.counted_in(known, file=file, what="request_class", section="classes")
-        trace, classes = replace(trace, classes=by_class), _groups_of(by_class, classes)
-    return trace, tenants, classes
+    if source.tenants:
+        known = [g.name for g in tenants] or source.tenants.names
+        by_tenant = source.tenants.counted_in(known, file=file, what="tenant", section="tenants")
+        source, tenants = replace(source, tenants=by_tenant), _groups_of(by_tenant, tenants)
+    if source.classes:
+        known = [g.name for g in classes] or source.classes.names
+        by_class = source.classes.counted_in(known, file=file, what="request_class", section="classes")
+        source, classes = replace(source, classes=by_class), _groups_of(by_class, classes)
+    return source, tenants, classes
 
 
 def _groups_of(labels: Labels, declared: tuple[Group, ...]) -> tuple[Group, ...]:

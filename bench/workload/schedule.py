@@ -8,8 +8,10 @@ Does not: know workers. Arrival i belongs to worker i modulo W, so `stripe(w, W)
 2. Each purpose has a random stream of its own (Philox, keyed by stage seed and purpose): another law of
    lengths does not move one arrival.
 3. The hash is over fixed little-endian bytes, times as whole microseconds: equal on every machine. It covers which
-   prompts begin alike, when a trace says so.
+   prompts begin alike, when a trace says so, and the SHA-256 of a file of prompts.
    It depends on numpy's samplers; `requirements.txt` pins numpy, a test holds golden hashes.
+4. Prompts of a file are drawn without replacement, by one permutation of its lines per stage. When they are used up, the
+   same permutation begins again: so two arrivals with one line lie as far apart as the file allows.
 """
 
 from __future__ import annotations
@@ -23,9 +25,10 @@ from bench.workload import arrivals
 from bench.workload.labels import Labels
 from bench.workload.plan import Group, Plan, Stage
 from bench.workload.prefix import SharedStarts
+from bench.workload.prompt_file import PromptFile
 
 # Purpose -> spawn key. Never renumber: it would change every schedule.
-STREAMS = {"arrivals": 1, "input": 2, "output": 3, "prompts": 4, "tenants": 5, "classes": 6}
+STREAMS = {"arrivals": 1, "input": 2, "output": 3, "prompts": 4, "tenants": 5, "classes": 6, "lines": 7}
 
 
 def stream(stage: Stage, purpose: str) -> np.random.Generator:
@@ -46,6 +49,7 @@ class Schedule:
     request_class: np.ndarray  # int64, index into plan.classes (0 when there are none)
     hash: str
     shared: SharedStarts | None = None  # None: no two prompts begin alike by intent
+    place: np.ndarray | None = None  # int64, of the arrival's prompt in plan.lines; None: prompts are made
 
     def __len__(self) -> int:
         return len(self.intended_s)
@@ -67,11 +71,15 @@ def build_schedule(plan: Plan, stage: Stage) -> Schedule:
     else:
         input_tokens = plan.lengths.input.draw(stream(stage, "input"), n)
         max_tokens = plan.lengths.output.draw(stream(stage, "output"), n)
+    place = None
+    if plan.lines is not None:
+        place = _places(plan.lines, stage, n)
+        input_tokens, given = plan.lines.input_tokens[place], plan.lines.max_tokens[place]
+        max_tokens = np.where(given > 0, given, max_tokens)
     prompt_seed = stream(stage, "prompts").integers(0, 2**64, size=n, dtype=np.uint64)
-    tenant = _groups(plan.tenants, plan.trace and plan.trace.tenants, rows, stream(stage, "tenants"), n)
-    request_class = _groups(plan.classes, plan.trace and plan.trace.classes, rows, stream(stage, "classes"), n)
+    tenant, request_class = _labels(plan, stage, rows, place, n)
     shared = None
-    if plan.trace is not None and plan.trace.prefixes is not None:
+    if plan.trace is not None and plan.trace.prefixes is not None and plan.lines is None:
         shared = SharedStarts(plan.trace.prefixes, stage.seed)
     digest = hashlib.sha256()
     for column in (micros, input_tokens, max_tokens, tenant, request_class):
@@ -79,6 +87,8 @@ def build_schedule(plan: Plan, stage: Stage) -> Schedule:
     digest.update(prompt_seed.astype("<u8").tobytes())
     if shared is not None:
         digest.update(shared.digest_bytes(n))
+    if place is not None and plan.lines is not None:
+        digest.update(bytes.fromhex(plan.lines.sha256) + place.astype("<i8").tobytes())
     return Schedule(
         micros / arrivals.MICRO,
         input_tokens,
@@ -88,7 +98,28 @@ def build_schedule(plan: Plan, stage: Stage) -> Schedule:
         request_class,
         digest.hexdigest(),
         shared,
+        place,
     )
+
+
+def _places(lines: PromptFile, stage: Stage, n: int) -> np.ndarray:
+    """Place of the prompt of each arrival."""
+    count = len(lines)
+    order = stream(stage, "lines").permutation(count) if lines.order == "shuffled" else np.arange(count)
+    return order[np.arange(n) % count].astype(np.int64)
+
+
+def _labels(
+    plan: Plan, stage: Stage, rows: np.ndarray, place: np.ndarray | None, n: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """(tenant, class) of each arrival: what its prompt's line names, else the trace's row, else drawn by share."""
+    out = []
+    for groups, what in ((plan.tenants, "tenants"), (plan.classes, "classes")):
+        labels, at = plan.trace and getattr(plan.trace, what), rows
+        if plan.lines is not None and getattr(plan.lines, what):
+            labels, at = getattr(plan.lines, what), place
+        out.append(_groups(groups, labels, at, stream(stage, what), n))
+    return out[0], out[1]
 
 
 def _points(plan: Plan, stage: Stage, limit: float) -> tuple[np.ndarray, np.ndarray]:

@@ -163,6 +163,6 @@ def test_any_plan_survives_json_to_the_last_bit(shape, qps, duration, seed, repe
 
 
 def test_plans_of_another_version_are_refused():
-    text = build_plan(Config()).to_json().replace('"format":1', '"format":2')
+    text = build_plan(Config()).to_json().replace('"format":1', '"format":3')
     with pytest.raises(ValueError, match="use one version everywhere"):
         Plan.from_json(text)
