@@ -26,11 +26,10 @@ def check_address(option: str, address: str, examples: str) -> None:
 
 def load(options: JobOptions, say: Console, *, base_url: str = "", quiet: bool = False) -> Any:
     from bench.config import ConfigError, load_config
-    from bench.config.address import service_overrides
 
     overrides: dict[str, Any] = {}
     if base_url or options.base_url:
-        overrides |= service_overrides(base_url or options.base_url)
+        overrides["base_url"] = base_url or options.base_url
     if options.model:
         overrides["model"] = options.model
     try:
