@@ -14,14 +14,12 @@ Does not: compute a statistic, read or write a file (see `write.py`).
 from __future__ import annotations
 
 import base64
-import contextlib
 import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemBytecodeCache, FileSystemLoader, StrictUndefined
-from jinja2.bccache import Bucket
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from bench.records.analysis import Analysis
@@ -61,6 +59,9 @@ def render(
     if against is not None:
         figures["overlays"] = [page.add(c, alone=len(against.overlays) == 1) for c in against.overlays]
         figures["differences"] = [page.add(c, same_number=i > 0) for i, c in enumerate(against.differences)]
+    env = environment()
+    env.globals.update(t=words, symbols=view.SYMBOLS)
+    template = env.get_template("report.html.j2")  # compiled while the charts are drawn
     stages, frames = _stages(ctx)
     css = _css()
     js = (TEMPLATES / "report.js").read_text(encoding="utf-8")
@@ -81,9 +82,7 @@ def render(
         "reproduce",
         "method",
     ]
-    env = environment()
-    env.globals.update(t=words, symbols=view.SYMBOLS)
-    return env.get_template("report.html.j2").render(
+    return template.render(
         lang=lang,
         run=run,
         title=view.title(ctx),
@@ -126,25 +125,11 @@ def render(
     )
 
 
-class _Compiled(FileSystemBytecodeCache):
-    """Compiled templates between runs (0.15 s of a page); a folder that cannot be written only costs the time."""
-
-    def dump_bytecode(self, bucket: Bucket) -> None:
-        with contextlib.suppress(OSError):
-            super().dump_bytecode(bucket)
-
-
 def environment() -> Environment:
     """The template environment of all pages."""
-    compiled = None
-    try:
-        svg.cache_folder().mkdir(parents=True, exist_ok=True, mode=0o700)
-        compiled = _Compiled(str(svg.cache_folder()), "template-%s")
-    except OSError:
-        pass
     return Environment(
         loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True, bytecode_cache=compiled,
+        lstrip_blocks=True,
     )  # fmt: skip
 
 
