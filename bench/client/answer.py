@@ -16,6 +16,7 @@ Definitions: docs/metrics.md.
 """
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -196,17 +197,22 @@ class AnswerReader:
             data = self._rest + data
             self._rest = b""
         http = self._http
+        new_head, broken = not http.has_head, None
         try:
-            new_head = not http.has_head
             body = http.receive(data)
+        except ProtocolError as error:
+            broken, body = error, error.before
+        try:
             if new_head and http.has_head:
                 self._take_head(at)
             if body:
                 self._take_body(body, at)
         except ProtocolError as error:
+            broken = error  # it lies before the other one
+        if broken is not None:
             self._protocol_broken = True
-            self._blame(Fault(error.code, redact(error.message, self.options.secrets)))
-            self._end(at)
+            self._blame(Fault(broken.code, redact(broken.message, self.options.secrets)))
+            self._end(self._end_time(at))
             return True
         if http.complete:
             self._end(at)
@@ -254,13 +260,22 @@ class AnswerReader:
         if kind == EVENTS:
             if not self._chat.chunks and len(self.body) < 200:
                 self.body += data[:200]
-            for event_type, event in self._sse.feed(data):
-                self._event(event_type, event, at)
+            try:
+                events = self._sse.feed(data)
+            except ProtocolError as error:
+                self._events_of(error.before or (), at)
+                raise
+            self._events_of(events, at)
         elif kind in (REFUSAL, TEXT):
             if len(self.body) < ERROR_BODY_BYTES:
                 self.body += data[: ERROR_BODY_BYTES - len(self.body)]
         else:
             self._collect(data)
+
+    def _events_of(self, events: Iterable[tuple[str, bytes]], at: float) -> None:
+        for event_type, event in events:
+            if event:  # without data it is none, and a flood of them must cost little
+                self._event(event_type, event, at)
 
     def _collect(self, data: bytes) -> None:
         """A body that is needed whole; a bytearray, so that many small pieces cost linear time."""

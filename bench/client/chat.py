@@ -14,6 +14,7 @@ Four dialects are told apart by the event itself: chat completions, text complet
 """
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import orjson
@@ -24,6 +25,7 @@ from bench.client.outcome import classify_error_object
 
 DONE_MARK = b"[DONE]"
 _loads = orjson.loads
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 _FAILED_FINISH = {"error", "abort", "cancelled", "canceled"}
 
 
@@ -90,7 +92,7 @@ class ChatReader(ChatState):
             obj = _loads(data)
         except orjson.JSONDecodeError:
             try:
-                obj = _loads(bytes(data).decode("utf-8", "replace"))
+                obj = _loads(_mended(bytes(data)))
             except orjson.JSONDecodeError:
                 self.blame("SC-JSON", f"the body is not JSON: {_start(data)}")
                 return NOTHING
@@ -126,8 +128,8 @@ class ChatReader(ChatState):
             self.after_done = True
             return NOTHING
         try:
-            repaired = text.decode("utf-8", "replace").encode()
-            _loads(repaired)
+            mended = _mended(text)
+            _loads(mended)
         except orjson.JSONDecodeError:
             self.chunks += 1
             if kind == "error":
@@ -137,7 +139,7 @@ class ChatReader(ChatState):
             else:
                 self.blame("SC-JSON", f"event {self.chunks} is not JSON: {_start(data)}")
             return NOTHING
-        return self.event(repaired, kind)
+        return self.event(mended, kind)
 
     def _object(self, obj: Any, data: bytes, kind: str) -> int:
         if not isinstance(obj, dict):
@@ -237,5 +239,13 @@ def _error_of(obj: dict[str, Any]) -> Any:
     return None
 
 
+def _mended(data: bytes) -> bytes:
+    """The JSON with U+FFFD for bytes that are no UTF-8 and for halves of surrogate pairs, which orjson refuses.
+
+    Gateways that cut text by UTF-16 units send such halves, each in an event of its own.
+    """
+    return _SURROGATE.sub(rb"\\ufffd", data.decode("utf-8", "replace").encode())
+
+
 def _start(data: bytes) -> str:
-    return repr(bytes(data[:80]).decode("utf-8", "replace"))
+    return repr(bytes(data[:90]).strip()[:80].decode("utf-8", "replace"))

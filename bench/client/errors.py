@@ -5,6 +5,8 @@ Does not: carry a traceback into a ledger row; a failed answer is data (`outcome
 """
 from __future__ import annotations
 
+from typing import Any
+
 
 class ChannelError(Exception):
     """The service or the way to it is at fault; `code` is a key of `outcome.CODES`."""
@@ -17,9 +19,13 @@ class ChannelError(Exception):
 
 
 class ProtocolError(Exception):
-    """The server's bytes break HTTP/1.1, SSE or JSON; `code` is a key of `outcome.CODES`."""
+    """The server's bytes break HTTP/1.1, SSE or JSON; `code` is a key of `outcome.CODES`.
+
+    `before`: what the same bytes gave before the fault (body bytes, or events), so that it does not depend on the cut.
+    """
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
+        self.before: Any = None

@@ -7,8 +7,9 @@ Does not: keep state of the stream (AnswerReader does), parse JSON, guess.
 1. Chunk framing is followed exactly: only whole chunks that end with an event are counted.
 2. What is counted: the needle, such as `"content":"` in this service's own spelling, without a closing quote at once.
    Inside a JSON string every quote has a backslash before it, so generated text cannot contain the needle.
-3. A number is taken only when there is exactly one hit for every event and no error, empty output, finish reason or
-   second choice is hidden among them; otherwise nothing is counted, and the reader parses.
+3. A number is taken only when there is exactly one hit for every event, each has the quotes of the last one (which is
+   parsed) and nothing that JSON strings have not, and no error, empty output, finish reason or second choice is hidden
+   among them; otherwise nothing is counted, and the reader parses.
 4. Quicker still, and exact without exception, are events that equal an event which was parsed, byte by byte, but for
    the text inside the quotes of their output (`alike`): they mean the same, so not even the last of them is parsed.
 """
@@ -35,6 +36,9 @@ _CHUNK_END = b"\n\n\r\n"
 _NOT_PLAIN = bytes(range(32)) + b'"\\'
 # The inside of a JSON string as our JSON reader takes it; escaped surrogates are left to it.
 _STRING = re.compile(rb'(?:[^"\\\x00-\x1f]|\\["\\/bfnrt]|\\u(?![dD][89a-fA-F])[0-9a-fA-F]{4})+')
+# All bytes but those by which an event's form is known: quotes, escapes, control characters and so line ends.
+_NO_MARKS = bytes(i for i in range(32, 256) if i not in b'"\\')
+_ESCAPE = re.compile(rb'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
 # After so many heaps without one event like the template it is given up: its services vary more than the text.
 MISSES_MAX = 4
 
@@ -210,7 +214,22 @@ class HeapCounter:
         last = data.rfind(b"\n", 0, stop - 4) + 1
         if not data.startswith(b"data:", last) or data.find(needle, last, stop) < 0:
             return NOTHING
+        if not _same_marks(data[:stop], data[last : stop - 2], events):
+            return NOTHING
         hidden = data.find(empty, 0, stop) >= 0 or data.find(b'"error"', 0, stop) >= 0
         if hidden or data.find(self._finish, 0, last) >= 0 or data.find(self._second, 0, stop) >= 0:
             return NOTHING
         return events, data[last + 5 : stop - 4], stop
+
+
+def _same_marks(heap: bytes, event: bytes, events: int) -> bool:
+    """Return whether the heap may be so many chunks of the same form as `event`, the last event, which will be parsed.
+
+    It is not when an event is cut off, has more or fewer quotes (and so other fields) than that one, or what JSON
+    strings must not have: a control character, an unknown escape.
+    """
+    if b"\\" in heap:
+        heap, event = _ESCAPE.sub(b"", heap), _ESCAPE.sub(b"", event)
+    marks, each = heap.translate(None, _NO_MARKS).replace(b"\r\n", b""), event.translate(None, _NO_MARKS)
+    sound = each.lstrip(b'"') == b"\n\n" and len(each) % 2 == 0  # quotes in pairs and nothing else
+    return sound and marks == each * events and heap.count(b"}\n\n") == events

@@ -7,7 +7,7 @@ Does not: read sockets, decompress, follow redirects, or look into the body.
 2. Memory is bounded: at most `MAX_HEAD_BYTES` of a header block, `MAX_LINE_BYTES` of a chunk-size line and
    `MAX_TRAILER_BYTES` of trailers are held; body bytes are handed on and never kept.
 3. Work is linear in the bytes received.
-4. Nothing but `ProtocolError` is raised.
+4. Nothing but `ProtocolError` is raised; it has the body bytes that came before the fault in the same piece.
 
 Source: RFC 9112 sections 2-7. Why it is written here: docs/decisions/0003-own-response-framing.md (h11 is the
 independent oracle in tests/client/test_http1.py).
@@ -257,50 +257,54 @@ class ResponseParser:
         pos, size_of = 0, SIZES.get
         n = len(data)
         phase = self.phase
-        while pos < n:
-            if phase == SIZE:
-                end = data.find(b"\r\n", pos, pos + MAX_LINE_BYTES)
-                if end < 0:
-                    self._keep_line(data[pos:])
-                    break
-                line = data[pos:end]
-                left = size_of(line)
-                if left is None:
-                    left = chunk_size(line)
-                self._left = left
-                pos = end + 2
-                phase = DATA if left else TRAILER
-            elif phase == DATA:
-                take = data[pos : pos + self._left]
-                parts.append(take)
-                pos += len(take)
-                self._left -= len(take)
-                if self._left == 0:
-                    phase = END
-            elif phase == END:
-                if n - pos < 2:
-                    if data[pos] != 13:
+        try:
+            while pos < n:
+                if phase == SIZE:
+                    end = data.find(b"\r\n", pos, pos + MAX_LINE_BYTES)
+                    if end < 0:
+                        self._keep_line(data[pos:])
+                        break
+                    line = data[pos:end]
+                    left = size_of(line)
+                    if left is None:
+                        left = chunk_size(line)
+                    self._left = left
+                    pos = end + 2
+                    phase = DATA if left else TRAILER
+                elif phase == DATA:
+                    take = data[pos : pos + self._left]
+                    parts.append(take)
+                    pos += len(take)
+                    self._left -= len(take)
+                    if self._left == 0:
+                        phase = END
+                elif phase == END:
+                    if n - pos < 2:
+                        if data[pos] != 13:
+                            raise ProtocolError("SC-HTTP", "a chunk is longer than its size says")
+                        self.line = data[pos:]
+                        break
+                    if data[pos] != 13 or data[pos + 1] != 10:
                         raise ProtocolError("SC-HTTP", "a chunk is longer than its size says")
-                    self.line = data[pos:]
+                    pos += 2
+                    phase = SIZE
+                elif phase == TRAILER:
+                    end = data.find(b"\r\n", pos, pos + MAX_LINE_BYTES)
+                    if end < 0:
+                        self._keep_line(data[pos:])
+                        break
+                    self._trailer_bytes += end + 2 - pos
+                    if self._trailer_bytes > MAX_TRAILER_BYTES:
+                        raise ProtocolError("SC-HEADERS", f"the trailers are above {MAX_TRAILER_BYTES} bytes")
+                    if end == pos:
+                        phase = COMPLETE
+                    pos = end + 2
+                else:
+                    self.trailing = True
                     break
-                if data[pos] != 13 or data[pos + 1] != 10:
-                    raise ProtocolError("SC-HTTP", "a chunk is longer than its size says")
-                pos += 2
-                phase = SIZE
-            elif phase == TRAILER:
-                end = data.find(b"\r\n", pos, pos + MAX_LINE_BYTES)
-                if end < 0:
-                    self._keep_line(data[pos:])
-                    break
-                self._trailer_bytes += end + 2 - pos
-                if self._trailer_bytes > MAX_TRAILER_BYTES:
-                    raise ProtocolError("SC-HEADERS", f"the trailers are above {MAX_TRAILER_BYTES} bytes")
-                if end == pos:
-                    phase = COMPLETE
-                pos = end + 2
-            else:
-                self.trailing = True
-                break
+        except ProtocolError as error:
+            error.before = b"".join(parts)
+            raise
         self.phase = phase
         return parts[0] if len(parts) == 1 else b"".join(parts)
 

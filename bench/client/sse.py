@@ -6,7 +6,8 @@ Does not: decode the data, know about chat or `[DONE]`, reconnect.
 1. The events do not depend on how the bytes were cut; lines end in LF, CR or CRLF, mixed.
 2. At most `max_event_bytes` are held (one unfinished event), however long the stream.
 3. Work is linear in the bytes received.
-4. Nothing but `ProtocolError` is raised. Bytes that are no UTF-8 pass: the data stays bytes.
+4. Nothing but `ProtocolError` is raised; it has the events that ended before the fault in the same piece.
+   Bytes that are no UTF-8 pass: the data stays bytes.
 5. An event that is not ended by a blank line is not an event (the stream was cut inside it).
 
 Source: HTML standard, section 9.2.6 "Interpreting an event stream".
@@ -76,6 +77,16 @@ class EventStream:
             if lines[0].startswith(_BOM):
                 lines[0] = lines[0][3:]
         events: list[tuple[str, bytes]] = []
+        try:
+            self._take_lines(lines, events)
+            self._tail += last
+            self._check_size()
+        except ProtocolError as error:
+            error.before = events
+            raise
+        return events
+
+    def _take_lines(self, lines: list[bytes], events: list[tuple[str, bytes]]) -> None:
         for line in lines:
             if line.startswith(b"data: "):
                 self._add(line[6:])
@@ -88,9 +99,6 @@ class EventStream:
                     self._data.clear()
                     self._has_data = False
                 self._type = ""
-        self._tail += last
-        self._check_size()
-        return events
 
     def _add(self, value: bytes) -> None:
         self._has_data = True

@@ -338,6 +338,17 @@ def test_compressed_streams_are_read_event_by_event(coding: str) -> None:
     assert outcome.first_token_at == pytest.approx(0.03) and outcome.last_token_at == pytest.approx(0.04)
 
 
+@pytest.mark.parametrize("behind", [b"", b"\0" * 40, b"\x1f\x8b", b"\x1f\x8c\x08more"])
+def test_gzip_members_follow_one_another(behind: bytes) -> None:
+    """What is behind the last one is left out; a member that has only begun takes nothing away."""
+    parts = [ROLE + token(), token() * 2, b"", FINISH + usage(3) + DONE]
+    body = b"".join(map(gzip.compress, parts)) + behind
+    head = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\n\r\n"
+    for size in (len(body), 7, 1):
+        outcome = read(head, *(body[start : start + size] for start in range(0, len(body), size)))
+        assert (outcome.status, outcome.chunks, outcome.output_tokens) == ("ok", 3, 3), size
+
+
 def test_a_gzip_bomb_ends_early_in_bounded_memory() -> None:
     bomb = gzip.compress((b": " + b"a" * 60_000 + b"\n") * 2_000)  # 120 MB in about 120 kB
     head = HEAD.replace(b"\r\n\r\n", b"\r\nContent-Encoding: gzip\r\n\r\n")
@@ -540,6 +551,15 @@ SECOND_CHOICE = token().replace(b'"index":0', b'"index":1')
         framed(token(), token() + token() + b"data: oops\n\n", token()[:-2] + b"\r\r" + token() + token()),
         # a second choice that has begun and never ends, in a heap whose last event is of the first
         framed(token(), SECOND_CHOICE, token()),
+        # no JSON: a control character, an unknown escape, an escape that takes the end of the string, a quote too many
+        framed(token(), token("@").replace(b"@", b"\t"), token()),
+        framed(token(), token("@").replace(b"@", b"\\x"), token()),
+        framed(token(), token("@").replace(b"@", b"\\"), token()),
+        framed(*[token("@").replace(b"@", b"\\")] * 3),
+        framed(token(), token("@").replace(b"@", b'y"'), token()),
+        framed(token(), token().replace(b"}\n\n", b"\n\n"), token()),
+        # a usage that only one of them has
+        framed(token(), event({"content": "x"}, usage={"completion_tokens": 7}), token()),
     ],
 )
 def test_heaps_that_are_not_alike_are_parsed(heap: bytes) -> None:

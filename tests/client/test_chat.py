@@ -225,6 +225,18 @@ def test_bytes_that_are_no_utf8_are_replaced() -> None:
     assert (found, reader.text, reader.fault) == ([CONTENT], ["a\ufffd"], None)
 
 
+def test_halves_of_a_surrogate_pair_are_output() -> None:
+    """orjson refuses them, the JSON of browsers and Python has them; the backslash before the last is itself escaped."""
+    reader = ChatReader(keep_text=True)
+    for text in (rb"\ud83d", rb"\uDE00 x", rb"\ud83d\ude00", rb"\\ud83d"):
+        assert reader.event(b'{"choices":[{"index":0,"delta":{"content":"%s"}}]}' % text) == CONTENT
+    assert reader.fault is None and reader.outputs == 4
+    assert "".join(reader.text) == "\ufffd\ufffd x\U0001f600\\ud83d"
+    whole = ChatReader()
+    assert whole.body(rb'{"choices":[{"message":{"content":"a \ud83d"},"finish_reason":"stop"}]}') == CONTENT
+    assert whole.fault is None
+
+
 def test_done_and_what_comes_after_it() -> None:
     reader, found = read(chunk({"content": "a"}), b"[DONE]", chunk({"content": "b"}))
     assert (reader.done, reader.after_done, found, reader.text) == (True, True, [CONTENT, NOTHING, NOTHING], ["a"])
