@@ -111,7 +111,7 @@ def _answer(outcome: Outcome, hidden: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _shown(text: str | None, hidden: tuple[str, ...]) -> str:
-    """A text of the model as it came (line ends and all), without the key; control characters cannot pass JSON."""
+    """A text of the model as it came (line ends and all), without the key; `json_text` makes it safe to print."""
     text = text or ""
     for secret in hidden:
         text = text.replace(secret, "[hidden]")

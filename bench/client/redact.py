@@ -11,9 +11,11 @@ Does not: know where the text goes; every text that leaves `bench/client` passes
 from __future__ import annotations
 
 import base64
+import json
 import re
 from collections.abc import Iterable
 from functools import lru_cache
+from typing import Any
 from urllib.parse import quote
 
 LIMIT = 200
@@ -35,7 +37,14 @@ _USERINFO = re.compile(r"(?i)\b([a-z][a-z0-9+.-]*://)[^\s/@]+@")
 _RUN = re.compile(r"[A-Za-z0-9_+/=.\-]{4,}")
 _CODED = re.compile(r"[A-Za-z0-9_+/=.%\-]{6,}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u200b-\u200f\u202a-\u202e\u2066-\u2069\ufeff]+")
+_STEERS = re.compile(r"[\x7f-\x9f\u2028\u2029\u200b-\u200f\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 _SPACES = re.compile(r"\s{2,}")
+
+
+def json_text(document: Any, indent: int | None = None) -> str:
+    """Return `document` as JSON for a terminal: control characters that JSON lets pass are written as escapes."""
+    text = json.dumps(document, ensure_ascii=False, indent=indent)
+    return _STEERS.sub(lambda match: f"\\u{ord(match.group()):04x}", text)
 
 
 def redact(text: str | bytes, secrets: Iterable[str] = (), limit: int = LIMIT) -> str:

@@ -1,13 +1,14 @@
 """`bench check`: is the service reachable, and if not, whose fault is it."""
 from __future__ import annotations
 
-import json
 import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from bench.client.redact import json_text
 
 if TYPE_CHECKING:
     from bench.client.preflight import PreflightReport
@@ -69,7 +70,7 @@ def command(
         report = run_preflight(resolved, key)
     if report.next_step == "bench run" and config_path is not None:
         report.next_step += f" --config {config_path}"
-    click.echo(json.dumps(report.to_dict(), ensure_ascii=False) if as_json else "\n".join(_lines(report)))
+    click.echo(json_text(report.to_dict()) if as_json else "\n".join(_lines(report)))
     sys.exit(0 if report.ok else 3)
 
 
@@ -109,7 +110,7 @@ def _refuse(problems: list[Problem], as_json: bool) -> None:
     if as_json:
         document = {"ok": False, "sentence": sentence, "next_step": next_step, "checks": [],
                     "problems": [problem.to_dict() for problem in errors]}  # fmt: skip
-        click.echo(json.dumps(document, ensure_ascii=False))
+        click.echo(json_text(document))
     else:
         lines = [f"FAILED  {problem.text()}" for problem in errors]
         click.echo("\n".join([*lines, "", sentence, f"next: {next_step}"]))

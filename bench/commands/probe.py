@@ -1,7 +1,6 @@
 """`bench probe`: one streamed request, and what was recorded of it."""
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -46,6 +45,7 @@ def command(
     """Send one request."""
     from bench.client.errors import ChannelError
     from bench.client.probe import run_probe
+    from bench.client.redact import json_text
     from bench.commands.check import exit_code_of
     from bench.config import ConfigError, api_key_from_environment, load_config
 
@@ -70,5 +70,5 @@ def command(
     except ChannelError as error:
         click.echo(f"{error.code}: {error}", err=True)
         sys.exit(3)
-    click.echo(json.dumps(result, ensure_ascii=False, indent=None if as_json else 2))
+    click.echo(json_text(result, None if as_json else 2))
     sys.exit(0 if result["row"]["status"] == "ok" else 3)
