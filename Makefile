@@ -35,6 +35,7 @@ evidence: $(READY_DEV)
 	$(PY) -m pytest -m "slow or evidence" --timeout 3600
 	$(PY) -m benchmarks.evidence_queueing
 	$(PY) -m benchmarks.evidence_analysis
+	$(PY) -m benchmarks.evidence_sweeps
 	$(PY) -m benchmarks.evidence_knee
 
 lint: $(READY_DEV)

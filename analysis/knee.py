@@ -202,7 +202,8 @@ def below_met(made: Capacity, met: list[Level]) -> Said:
     """Why the lower end lies below a rate whose stages are decided MET, as a sentence; an empty one when it does not.
 
     `met`: the rates whose every stage is MET. They are no floor: at the knee of the reference service one stage in
-    three has no miss, and with the highest of them as a floor the interval covers the knee in 28 to 72 % of the sweeps.
+    three has no miss, and with the highest of them as a floor the interval covers the knee in 18 to 75 % of the sweeps
+    (docs/evidence/knee_sweeps.md).
     """
     low, last = made.knee_low_qps, made.last_met_qps
     if made.knee_kind != "crossing" or low is None:
