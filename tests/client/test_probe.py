@@ -4,6 +4,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -201,3 +202,27 @@ def test_text_completions_by_config(tmp_path: Path) -> None:
     assert code == 0 and document["answer"]["text"] == " word word word"
     assert head.startswith(b"POST /v1/completions ") and b"X-Team: a" in head
     assert json.loads(body)["prompt"] == "hello" and json.loads(body)["temperature"] == 0.5
+
+
+@pytest.mark.parametrize("read", ["prompt", "lazy"])
+@pytest.mark.parametrize("thought", [False, True])
+def test_hidden_reasoning_is_no_part_of_tpot(read: str, thought: bool) -> None:
+    """Six events of one token each; the usage says 46, 40 of them reasoning. In the other case it was streamed."""
+    first = fake.EVENT.replace(b'"content"', b'"reasoning_content"') if thought else fake.EVENT
+    counts = b'"usage":{"prompt_tokens":5,"completion_tokens":46,"completion_tokens_details":{"reasoning_tokens":40}}'
+
+    def script(peer: Any) -> None:
+        peer.send(fake.HEAD)
+        for event in (first, *[fake.EVENT] * 5):
+            peer.send(fake.chunk(event))
+            time.sleep(0.01)
+        end = fake.chunk(fake.FINISH) + fake.chunk(b'data: {"choices":[],%s}\n\n' % counts) + fake.chunk(fake.DONE)
+        peer.send(end + fake.LAST)
+
+    with fake.FakeServer(script) as server:
+        code, document, _ = probe(server.url, "--json", "--read", read)
+    row = document["row"]
+    assert (code, row["output_tokens"], row["reasoning_tokens"], row["chunks"]) == (0, 46, 40, 6)
+    assert ("hidden_reasoning" in row["flags"]) == (not thought)
+    took_s = row["last_token_s"] - row["first_token_s"]
+    assert took_s >= 0.04 and row["tpot_s"] == pytest.approx(took_s / (45 if thought else 5), abs=2e-9)
