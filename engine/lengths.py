@@ -34,8 +34,8 @@ def length_key(digest: bytes, seed: int) -> int:
 def text_blocks(text: str, prompt_tokens: int, block_size: int) -> tuple[int, ...]:
     """A hash for each full block of a prompt whose length is told: equal leading text gives equal leading hashes.
 
-    A block is `block_size` tokens of four bytes, as the estimate of `bench.workload.prompt_rows` has it; a prompt has no
-    more of them than its told length has room for.
+    A block is `block_size` tokens of four bytes, as the estimate of `bench.workload.prompt_rows` has it; a prompt has
+    no more of them than its told length has room for.
     """
     raw, piece = text.encode("utf-8", "surrogatepass"), block_size * BYTES_PER_TOKEN
     names, before = [], b""

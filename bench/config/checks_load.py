@@ -139,7 +139,8 @@ def _prompts(config: Config) -> Iterator[Finding]:
     load = config.loadgen
     if load.prompts_file is None:
         if load.prompts_order != "shuffled":
-            yield Finding("CFG-032", ("loadgen", "prompts_order"), "has no effect without prompts_file", "", "remove it")
+            text = "has no effect without prompts_file"
+            yield Finding("CFG-032", ("loadgen", "prompts_order"), text, "", "remove it")
         return
     useless = [
         ("input_len_range", load.input_len_range != Loadgen().input_len_range, "lengths are those of the lines"),

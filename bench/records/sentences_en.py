@@ -66,8 +66,9 @@ ENGLISH: dict[str, str] = {
     "that are counted and not streamed (hidden reasoning) make it look shorter than what a reader sees",
     "WARN-USAGE": "{share:.1%} of the answers have no usage: their tokens are counted events, so TPOT is the time per "
     "event",
-    "WARN-CACHED": "{share:.1%} of the answers had cached prompt tokens: TTFT is that of a warm cache",
-    "WARN-PROMPTS": "{share:.1%} of the requests repeat a prompt that the run had sent before: a prefix cache can help them",
+    "WARN-CACHED": "{share:.1%} of the prompt tokens came from the service's cache, in {answers:.1%} of the answers: TTFT is "
+    "that of a warm cache",
+    "WARN-PROMPTS": "{share:.1%} of the requests repeat a prompt that the run sent before: a prefix cache may help",
     "WARN-MODEL": "{share:.1%} of the answers name another model than the one asked for: the numbers are of that one",
     "INV-CLOCK": "{count} rows of the window have times that run backwards",
     "WARN-WARMUP": "in-flight settles {settles_s:.1f} s after the stage's start; the warm-up was {used_s:.1f} s",
@@ -355,7 +356,7 @@ ENGLISH: dict[str, str] = {
     "next.stream_options": "ask for usage: stream_options.include_usage in target.extra_body, if the service knows it",
     "next.unique_prompts": "fine when the load is meant to share prefixes; else see loadgen.unique_prompts",
     "next.short": "the service must honour ignore_eos (or min_tokens); otherwise set target.pin_length to false",
-    "next.prompts": "add lines to loadgen.prompts_file, or read TTFT as that of a warm cache (cached_tokens says how warm)",
+    "next.prompts": "add lines to loadgen.prompts_file, or read TTFT as that of a warm cache (column cached_tokens)",
     "next.model": "set model to a name that the service offers (bench check), or look at the routing of the gateway",
     "next.clock": "look for a clock step or a suspended machine; run again",
     "next.longer_stages": "use longer stages",

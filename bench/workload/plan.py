@@ -389,8 +389,8 @@ def _load_lines(config: Config) -> PromptFile | None:
         )  # fmt: skip
     except OSError as error:
         raise PlanError(
-            f"{load.prompts_file}: cannot be read ({error.strerror or error}); loadgen.prompts_file names a JSONL file, "
-            "from the working folder"
+            f"{load.prompts_file}: cannot be read ({error.strerror or error}); loadgen.prompts_file names a JSONL "
+            "file, from the working folder"
         ) from None
     return replace(found, max_tokens=np.minimum(found.max_tokens, load.max_output_tokens))
 

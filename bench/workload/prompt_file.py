@@ -255,7 +255,7 @@ class PromptText:
         self._stamp = self._now(raw)
         if gzipped:
             with raw, _named_faults(self.path):
-                self._stream = tempfile.TemporaryFile()
+                self._stream = tempfile.TemporaryFile()  # noqa: SIM115 - stays open
                 found = self._hash(gzip.GzipFile(fileobj=raw), self._stream.write)
         else:
             self._stream = raw

@@ -56,7 +56,7 @@ def estimate_tokens(text_bytes: int) -> int:
 
 
 def prompt_text(value: Any) -> tuple[str, bool]:
-    """(all text of a prompt or of its messages, whether there is nothing but text); messages are joined by a newline."""
+    """(all text of a prompt or of its messages, joined by newlines; whether there is nothing but text)."""
     if isinstance(value, str):
         return value, True
     parts: list[str] = []
@@ -229,7 +229,9 @@ def _check_content(message: dict[str, Any], spot: str) -> None:
         raise PromptError(f"{spot}.content is {_kind(content)}; a text or a list of typed parts stands there")
     for place, part in enumerate(content):
         if not isinstance(part, dict) or not isinstance(part.get("type"), str):
-            raise PromptError(f'{spot}.content[{place}] has no type; a part is an object such as {{"type": "text", ...}}')
+            raise PromptError(
+                f'{spot}.content[{place}] has no type; a part is an object such as {{"type": "text", "text": "..."}}'
+            )
 
 
 def _check_anthropic(messages: list[dict[str, Any]]) -> None:
@@ -257,7 +259,9 @@ def _extra(found: dict[str, tuple[Any, int, int]], text: str) -> tuple[int, int]
         raise PromptError(f"extra_body is {_kind(value)}; an object of body fields stands there")
     for key in value:
         if key in PLANNED_FIELDS:
-            raise PromptError(f"extra_body sets {key}, which the plan sets; take it out (max_tokens is a key of the line)")
+            raise PromptError(
+                f"extra_body sets {key}, which the plan sets; take it out (max_tokens is a key of the line)"
+            )
     return _bytes_of(text, start, end) if value else (0, 0)
 
 
@@ -304,7 +308,7 @@ def _kind(value: Any) -> str:
     """What a value is, without showing it; numbers are shown."""
     if value is None:
         return "missing"
-    if isinstance(value, bool) or isinstance(value, (int, float)):
+    if isinstance(value, (int, float)):  # true and false too
         return json.dumps(value)[:40]
     if isinstance(value, str):
         return "a text" if value else "an empty text"

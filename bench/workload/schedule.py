@@ -10,8 +10,8 @@ Does not: know workers. Arrival i belongs to worker i modulo W, so `stripe(w, W)
 3. The hash is over fixed little-endian bytes, times as whole microseconds: equal on every machine. It covers which
    prompts begin alike, when a trace says so, and the SHA-256 of a file of prompts.
    It depends on numpy's samplers; `requirements.txt` pins numpy, a test holds golden hashes.
-4. Prompts of a file are drawn without replacement, by one permutation of its lines per stage. When they are used up, the
-   same permutation begins again: so two arrivals with one line lie as far apart as the file allows.
+4. Prompts of a file are drawn without replacement, by one permutation of its lines per stage. When they are used up,
+   the same permutation begins again: so two arrivals with one line lie as far apart as the file allows.
 """
 
 from __future__ import annotations
