@@ -130,6 +130,11 @@ class AnswerReader:
         http = self._http
         return self._sse.held_bytes + len(self.body) + len(self._rest) + len(http.line) + http.head_bytes
 
+    @property
+    def served_model(self) -> str | None:
+        """The model that the answer names, None when it names none; cut to a bounded length."""
+        return self._chat.model
+
     def feed(self, data: bytes, at: float) -> bool:
         """Take one read of the socket that reached the host at `at`; return True when the answer is complete."""
         if self._plain_path and not self._rest:

@@ -73,7 +73,7 @@ CODES: dict[str, Code] = {
     # scheduler: the service works and says no, or breaks under load
     "SV-429": Code("scheduler", "rate_limited", "rejected", "too many requests (429)", "rate-limited"),
     "SV-QUOTA": Code("scheduler", "rate_limited", "rejected", "the quota of the account is used up (429)", "quota"),
-    "SV-503": Code("scheduler", "overloaded", "rejected", "the service is overloaded (503)", "overloaded"),
+    "SV-503": Code("scheduler", "overloaded", "rejected", "the service is overloaded or not ready (503)", "overloaded"),
     "SV-529": Code("scheduler", "overloaded", "rejected", "the service is overloaded (529)", "overloaded"),
     "SV-500": Code("scheduler", "server_error", "error", "the service failed (5xx)", "server-error"),
     "SV-STREAM": Code("scheduler", "in_stream_error", "error", "an error inside a started stream", "error-in-stream"),

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -40,6 +41,10 @@ TOKENS_RESPONSES = 16
 # Wall clocks further apart than this make dates in answers (Retry-After, token expiry) wrong.
 CLOCK_OFFSET_MAX_S = 5.0
 MODELS_SHOWN = 5
+# A new prompt shares the chat template with the one before it, and nothing else.
+CACHED_SHARE_MAX = 0.5
+# What a service that still starts says beside its 503.
+LOADING = re.compile(r"\b(?:loading|starting up|warming up|not (?:yet )?(?:ready|loaded|started))\b", re.I)
 
 # code -> the next thing to try. Codes without an entry use the text of their layer.
 FIXES: dict[str, str] = {
@@ -161,6 +166,7 @@ class Preflight:
         self.report.checked_at_utc = datetime.now(UTC).isoformat(timespec="seconds")
         self.endpoint: Endpoint | None = None
         self.prompts = 0
+        self.served = ""  # the model that the last stream named
         self.tokens = TOKENS_RESPONSES if config.target.endpoint == "responses" else TOKENS
 
     def _secrets(self) -> tuple[str, ...]:
@@ -316,7 +322,9 @@ class Preflight:
                             ignore_eos=target.ignore_eos, extra_body=target.extra_body)  # fmt: skip
         pins = target.ignore_eos and target.endpoint in PINNING
         options = AnswerOptions(secrets=self._secrets(), pinned_tokens=self.tokens if pins else None)
-        return exchange(self._channel(), "POST", self._path(), body, options)[0]
+        outcome, reader = exchange(self._channel(), "POST", self._path(), body, options)
+        self.served = redact(reader.served_model or "", self._secrets(), 120)
+        return outcome
 
     def _request(self) -> None:
         outcome = self._send(stream=False)
@@ -343,9 +351,10 @@ class Preflight:
             hidden = outcome.reasoning_tokens
             notes.append(f"{hidden} tokens are reasoning that is not streamed: TPOT is over the others")
         if "other_model" in outcome.flags:
-            notes.append("the answer names another model than the one asked for: is it routed to something else?")
-        if "cached" in outcome.flags:
-            notes.append("the service took part of a new prompt from its cache")
+            notes.append(f"the answer names another model, {self.served}: is it routed to something else?")
+        if _mostly_cached(outcome):
+            of = f"{outcome.cached_tokens} of {outcome.prompt_tokens or 'its'} tokens"
+            notes.append(f"the service took {of} of a new prompt from its cache")
         found = f"{outcome.chunks} events with output, {outcome.output_tokens} tokens ({outcome.output_tokens_source})"
         self._add("stream", "note" if notes else "ok", "; ".join([found, *notes]))
 
@@ -394,6 +403,9 @@ class Preflight:
             fix = "no key is set: export BENCH_API_KEY=... in this shell"
         elif code in ("CH-401", "CH-KEY", "CH-OAUTH"):
             fix += self._other_auth()
+        elif code in ("SV-503", "SV-500", "CH-502") and LOADING.search(outcome.detail):
+            found = f"the service is up and not ready: {outcome.detail}"
+            fix = "wait until the model is loaded, then try again (bench run --wait 300 waits by itself)"
         elif outcome.retry_after_s is not None:
             fix += f" (it asks for {outcome.retry_after_s:g} s)"
         self._fail(name, code, found, fix)
@@ -425,7 +437,10 @@ class Preflight:
             idle = "" if report.ttft_idle_median_s is None else f", idle TTFT {_ms(report.ttft_idle_median_s)}"
             count = sum(check.status == "note" for check in report.checks)
             notes = f"; {count} {'note' if count == 1 else 'notes'}" if count else ""
-            report.sentence = f"READY: {report.base_url} answers as {report.model}{idle}{notes}"
+            name = report.model
+            if "other_model" in report.flags:
+                name = f"{self.served}, not as {name}"
+            report.sentence = f"READY: {report.base_url} answers as {name}{idle}{notes}"
             first = next((check.fix for check in report.checks if check.status == "note" and check.fix), "")
             report.next_step = first or "bench run"
             return
@@ -433,6 +448,12 @@ class Preflight:
         layer = CODES[failed.code].layer
         report.sentence = f"NOT READY [{failed.code}], {layer} layer, at the {failed.name}: {failed.found}"
         report.next_step = f"{failed.fix} ({failed.link})"
+
+
+def _mostly_cached(outcome: Outcome) -> bool:
+    """Most of the prompt came from a cache. What all prompts share, the chat template, may be found there anywhere."""
+    cached, prompt = outcome.cached_tokens, outcome.prompt_tokens
+    return "cached" in outcome.flags and (not cached or not prompt or cached > CACHED_SHARE_MAX * prompt)
 
 
 def _model_names(body: bytes) -> list[str]:

@@ -20,14 +20,22 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from bench.client.codes import CODES
 from bench.commands import prepare
 from bench.commands.console import Console
 from bench.commands.finish import finish
 from bench.commands.job_options import EXIT_CHANNEL, EXIT_USAGE, JobError, JobOptions
 from bench.commands.locust_process import Stops, run_locust
 from bench.commands.part import check_part
+
+if TYPE_CHECKING:
+    from bench.client.preflight import PreflightReport
+
+# Faults that are the same after a wait: the service is there, or cannot be asked at all.
+STAY_KINDS = ("auth", "bad_request", "redirect")
+STAYS = ("CH-404", "CH-TLS-CERT", "SV-QUOTA")
 
 
 def run_job(options: JobOptions) -> int:
@@ -123,14 +131,19 @@ def _environment(options: JobOptions, base_url: str, run_dir: Path, resolved: An
     return environment
 
 
+def _may_come_up(report: PreflightReport) -> bool:
+    """Waiting mends a service that is not up, still loads or is full; it mends no address, key, quota or request."""
+    code = report.failed.code if report.failed else None
+    return code in CODES and code not in STAYS and CODES[code].error_kind not in STAY_KINDS
+
+
 def _preflight(resolved: Any, run_dir: Path, environment: dict[str, str], say: Console, wait_s: float = 0.0) -> None:
     from bench.client.preflight import run_preflight
     from bench.config import api_key
 
     until = time.monotonic() + wait_s
     report = run_preflight(resolved, api_key(resolved.config))
-    # A service that refuses (4xx) is there; waiting mends only one that is not.
-    while not report.ok and "[CH-4" not in report.sentence and time.monotonic() < until:
+    while not report.ok and _may_come_up(report) and time.monotonic() < until:
         time.sleep(1.0)
         report = run_preflight(resolved, api_key(resolved.config))
     record = run_dir / "preflight.json"

@@ -455,3 +455,52 @@ def test_command_broken_config_is_a_usage_error(tmp_path: Path, monkeypatch: pyt
     path = tmp_path / "broken.json"
     path.write_text('{"no_such_section": 1}', encoding="utf-8")
     assert invoke("--config", str(path)).exit_code == 2
+
+
+# --- what a real llama.cpp server showed ---
+
+
+def test_a_service_that_loads_its_model_is_not_called_full() -> None:
+    loading = plain("503 Service Unavailable", {"error": {"message": "Loading model", "type": "unavailable_error", "code": 503}})
+    with FakeServer(service(loading, loading)) as server:
+        report = check(server.url)
+    assert report.failed.code == "SV-503" and "up and not ready: Loading model" in report.failed.found
+    assert "--wait" in report.next_step and "refuses a single request" not in report.next_step
+    full = plain("503 Service Unavailable", {"error": {"message": "the queue is full"}})
+    with FakeServer(service(full, full)) as server:
+        report = check(server.url)
+    assert "refuses a single request" in report.next_step and "queue is full" in report.failed.found
+
+
+def named_stream(model: str, **usage: Any) -> Callable[[Any], None]:
+    """Eight tokens of a stream that names its model in each event, with a usage of its own."""
+
+    def event(**more: Any) -> bytes:
+        return fake.chunk(b"data: " + json.dumps({"model": model, **more}).encode() + b"\n\n")
+
+    def send(peer: Any) -> None:
+        peer.send(fake.HEAD)
+        for _ in range(8):
+            time.sleep(0.002)
+            peer.send(event(choices=[{"index": 0, "delta": {"content": " a"}, "finish_reason": None}]))
+        end = event(choices=[{"index": 0, "delta": {}, "finish_reason": "length"}])
+        peer.send(end + event(choices=[], usage={"completion_tokens": 8, **usage}) + fake.chunk(fake.DONE) + fake.LAST)
+
+    return send
+
+
+def test_the_verdict_names_the_model_that_answered() -> None:
+    """llama.cpp answers for any name, with its own in the stream."""
+    with FakeServer(service(models("tiny"), None, named_stream("tiny"))) as server:
+        asked, right = check(server.url, model="gpt-4"), check(server.url, model="tiny")
+    assert asked.ok and f"READY: {server.url} answers as tiny, not as gpt-4, idle TTFT " in asked.sentence
+    assert "another model, tiny:" in by_name(asked)["stream"].found and asked.next_step == "set model to tiny"
+    assert right.ok and f"READY: {server.url} answers as tiny, idle TTFT " in right.sentence
+
+
+@pytest.mark.parametrize(("cached", "said"), [(0, False), (9, False), (30, False), (31, True), (60, True)])
+def test_the_start_of_a_chat_template_is_no_warm_cache(cached: int, said: bool) -> None:
+    usage = {"prompt_tokens": 60, "prompt_tokens_details": {"cached_tokens": cached}}
+    with FakeServer(service(None, None, named_stream("demo-7b", **usage))) as server:
+        found = by_name(check(server.url))["stream"]
+    assert (found.status == "note") is said and (f"{cached} of 60 tokens of a new prompt from its cache" in found.found) is said
