@@ -34,14 +34,14 @@ REQUIRED = ("stage", "status", "intended_s")
 INT_COLUMNS = ("stage", "arrival", "worker", "repeat")
 FLOAT_COLUMNS = (
     "offered_qps", "intended_s", "sent_s", "first_token_s", "last_token_s", "done_s", "send_lag_s", "ttft_s",
-    "tpot_s", "e2e_s", "residence_s", "input_tokens", "prompt_tokens", "max_tokens", "output_tokens", "chunks",
-    "reasoning_tokens", "connect_s", "ttfo_s", "itl_p99_s", "prompt_line",
+    "tpot_s", "e2e_s", "residence_s", "input_tokens", "prompt_tokens", "cached_tokens", "max_tokens", "output_tokens",
+    "chunks", "reasoning_tokens", "connect_s", "ttfo_s", "itl_p99_s", "prompt_line",
 )  # fmt: skip
 CATEGORY_COLUMNS = ("phase", "request_class", "status", "code", "connection", "clock", "flags")
 # Kept as float32: counts and diagnostics that need no nanoseconds.
 SMALL_FLOATS = (
-    "offered_qps", "input_tokens", "prompt_tokens", "max_tokens", "output_tokens", "chunks", "reasoning_tokens",
-    "connect_s", "itl_p99_s", "prompt_line",
+    "offered_qps", "input_tokens", "prompt_tokens", "cached_tokens", "max_tokens", "output_tokens", "chunks",
+    "reasoning_tokens", "connect_s", "itl_p99_s", "prompt_line",
 )  # fmt: skip
 
 # Beyond these a cell is damage, not a measurement: it counts as absent (LED-021). Times: ten years. Whole numbers: what

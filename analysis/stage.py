@@ -432,10 +432,11 @@ def _recording_reasons(s: StageAnalysis, checked: Checked, window: np.ndarray) -
     if counted > BURST_LIMIT:
         out.append(reason("WARN-USAGE", "warn", "next.stream_options", stage=stage, value=counted, limit=BURST_LIMIT,
                           params={"share": counted}))  # fmt: skip
-    cached = s.flags.get("cached", 0.0)
+    answers = s.flags.get("cached", 0.0)
+    cached = _cached_share(checked, window) if answers else 0.0
     if cached > BURST_LIMIT:
         out.append(reason("WARN-CACHED", "info", "next.unique_prompts", stage=stage, value=cached, limit=BURST_LIMIT,
-                          params={"share": cached}))  # fmt: skip
+                          params={"share": cached, "answers": answers}))  # fmt: skip
     repeated = repeated_share(checked, window)
     if repeated:
         out.append(reason("WARN-PROMPTS", "warn" if repeated > BURST_LIMIT else "info", "next.prompts", stage=stage,
@@ -450,6 +451,18 @@ def _recording_reasons(s: StageAnalysis, checked: Checked, window: np.ndarray) -
         out.append(reason("INV-CLOCK", "invalid", "next.clock", stage=stage, value=steps, limit=0,
                           params={"count": steps}))  # fmt: skip
     return out
+
+
+def _cached_share(checked: Checked, window: np.ndarray) -> float:
+    """Share of the answers' prompt tokens that the service took from its cache; an answer that names none had none.
+
+    Tokens and not answers: a cache that works token by token finds the start of the chat template in every prompt.
+    """
+    c, ok = checked.ledger.columns, window[checked.status[window] == OK]
+    counted, asked = c["prompt_tokens"][ok].astype(float), c["input_tokens"][ok].astype(float)
+    prompt = np.nan_to_num(np.where(np.isfinite(counted), counted, asked))
+    taken = np.minimum(np.nan_to_num(c["cached_tokens"][ok].astype(float)), prompt)
+    return float(taken.sum() / prompt.sum()) if prompt.any() else 0.0
 
 
 def _token_reasons(checked: Checked, window: np.ndarray, stage: int) -> list[Reason]:

@@ -106,7 +106,38 @@ def test_a_blanked_tpot_is_told_from_the_times(tmp_path: Path) -> None:
     assert blank.stages[0].attainment_tpot.value == whole.stages[0].attainment_tpot.value
 
 
-@pytest.mark.parametrize(("flag", "reason"), [("tokens_estimated", "WARN-USAGE"), ("cached", "WARN-CACHED")])
-def test_answers_without_usage_or_from_a_warm_cache_are_said(tmp_path: Path, flag: str, reason: str) -> None:
-    found = changed(tmp_path, lambda _, row: row.update(flags=flag))
-    assert reasons(found)[reason].value == 1.0
+def test_answers_without_usage_are_said(tmp_path: Path) -> None:
+    found = changed(tmp_path, lambda _, row: row.update(flags="tokens_estimated"))
+    assert reasons(found)["WARN-USAGE"].value == 1.0
+
+
+@pytest.mark.parametrize(
+    ("taken", "every", "share"),
+    [
+        (4, 1, None),  # 4 of 100 tokens in each answer, as the start of a chat template: no warm cache
+        (6, 1, 0.06),
+        (100, 1, 1.0),
+        (500, 1, 1.0),  # more than the prompt had is a prompt at most
+        (99, 9, 0.11),  # about every ninth answer: 99 / 900
+        (40, 9, None),  # 40 / 900 = 4.4 %
+        (0, 1, None),
+    ],
+)
+def test_a_warm_cache_is_the_share_of_tokens_not_of_answers(
+    tmp_path: Path, taken: int, every: int, share: float | None
+) -> None:
+    inside: list[bool] = []
+
+    def change(number: int, row: dict[str, str]) -> None:
+        warm = number % every == 0
+        if row["phase"] == "window":
+            inside.append(warm)
+        row.update(prompt_tokens="100", cached_tokens=str(taken) if warm else "", flags="cached" if warm and taken else "")
+
+    said = reasons(changed(tmp_path, change)).get("WARN-CACHED")
+    answers = sum(inside) / len(inside)  # second path: counted while the rows were written
+    if share is None:
+        assert said is None
+    else:
+        assert said.value == pytest.approx(min(taken, 100) / 100 * answers, rel=1e-6) == pytest.approx(share, abs=0.01)
+        assert said.params["answers"] == pytest.approx(answers) and f"in {answers:.1%} of the answers" in said.text
