@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 
 import pytest
 
+from tests.analysis.synthetic import StageSpec, write_run
 from tests.analysis.test_token_counts import changed, reasons
+from tests.analysis.test_verdict import QUICK, analyse
+
+
+def test_a_folder_without_the_column_lacks_nothing(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "r", [StageSpec(20, 30, 5)], QUICK)
+    path = run / "requests.csv"
+    rows = list(csv.reader(path.read_text(encoding="utf-8").splitlines()))
+    place = rows[0].index("prompt_line")
+    path.write_text("".join(",".join(row[:place] + row[place + 1 :]) + "\n" for row in rows), encoding="utf-8")
+    found = analyse(run)
+    assert "LED-002" not in {p["problem_id"] for p in found.ledger["problems"]}
+    assert "WARN-PROMPTS" not in reasons(found)
 
 
 def test_no_file_no_word(tmp_path: Path) -> None:
