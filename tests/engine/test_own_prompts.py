@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from bench.commands.analyse import command as analyse
+from bench.commands.compare import command as compare
 from bench.commands.simulate import command
 from engine.http_api import ApiError, parse_call
 from engine.http_fleet import prompt_hashes
@@ -109,6 +111,17 @@ def test_an_old_run_is_simulated_with_its_prompts_or_the_loss_is_said(folder: Pa
     (folder / "p.jsonl").write_bytes(changed)
     said, again = simulate(folder, "other", "--run", str(folder / "old"))
     assert "their schedule hash differs" in said and Counter(r["cached_tokens"] for r in again) == {"": 8}
+
+
+def test_compare_refuses_runs_with_other_prompts(folder: Path) -> None:
+    simulate(folder, "old")
+    (folder / "p.jsonl").write_bytes((folder / "p.jsonl").read_bytes().replace(b"7 when", b"8 when").replace(b"2 when", b"9 when"))
+    simulate(folder, "new")
+    for name in ("old", "new"):
+        analysed = CliRunner().invoke(analyse, [str(folder / name)])
+        assert analysed.exit_code in (0, 1, 4), analysed.output
+    done = CliRunner().invoke(compare, [str(folder / "old"), str(folder / "new")])
+    assert done.exit_code == 2 and "did not run the same test: schedule: " in done.output
 
 
 def test_lengths_that_nobody_pinned_follow_from_the_text(folder: Path) -> None:
