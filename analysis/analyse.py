@@ -14,7 +14,6 @@ import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 import numpy as np
 
@@ -38,6 +37,7 @@ from analysis.stage import Context, StageResult, analyse_stage
 from analysis.stage_checks import check_stages
 from analysis.verdict import Facts, verdict
 from analysis.witnesses import missing_witnesses
+from bench.config.own_machine import is_own_machine
 from bench.records.analysis import SCHEMA_VERSION, Analysis, Capacity, Hysteresis, Reason, StageAnalysis, to_json
 from bench.records.request import LedgerProblem
 from bench.records.sentences import joined, said, text_of
@@ -199,14 +199,8 @@ def _context(
         burstiness=_number(_section(config, "loadgen").get("burstiness")) or 1.0,
         varying=raw.get("shape") in VARYING_SHAPES,
         loop=str(raw.get("loop") or "open"),
-        own_machine=bool(engine.get("embedded")) and _is_loopback(_section(raw, "target").get("base_url")),
+        own_machine=bool(engine.get("embedded")) and is_own_machine(_section(raw, "target").get("base_url")),
     )
-
-
-def _is_loopback(url: Any) -> bool:
-    """Whether an address is this machine's; an absent one is the embedded engine's."""
-    host = urlsplit(url).hostname if isinstance(url, str) and url else "localhost"
-    return host in ("localhost", "::1") or str(host).startswith("127.")
 
 
 # ---------------------------------------------------------------- stages

@@ -499,7 +499,7 @@ class Generator:
         schedule, ask = job.schedule, job.settings["request"]
         drawn = arrival % len(schedule)  # an open loop never goes round; a closed one may outlast the draws
         extra = ask["extra_body"]
-        if job.settings["embedded"]:  # the engine's own fields; other services may refuse what they do not know
+        if job.settings["labels"]:  # the engine's own fields; other services may refuse what they do not know
             names = {
                 "tenant": label(job.plan.tenants, int(schedule.tenant[drawn])),
                 "request_class": label(job.plan.classes, int(schedule.request_class[drawn])),
@@ -716,7 +716,8 @@ class Generator:
 def process_key(settings: dict[str, Any]) -> str | None:
     """The API key of this process: from its own environment or key file, never from a message."""
     target = {"api_key_file": settings["api_key_file"]} if settings["api_key_file"] else {}
-    return api_key(Config.model_validate({"target": target, "engine": {"embedded": settings["embedded"]}}))
+    return api_key(Config.model_validate({"base_url": settings["base_url"], "target": target,
+                                          "engine": {"embedded": settings["embedded"]}}))  # fmt: skip
 
 
 def is_prompt_sample(arrival: int, ratio: float) -> bool:

@@ -8,24 +8,11 @@ The names are fields of the request body (`tenant`, `request_class`), as the emb
 
 from __future__ import annotations
 
-from ipaddress import ip_address
-from urllib.parse import urlsplit
-
+from bench.config.own_machine import is_own_machine
 from bench.config.schema import Config
 
 
 def wanted(config: Config) -> bool:
-    """`target.send_labels`, else yes for `engine.embedded` at an address of this machine.
-
-    The embedded engine runs on this machine: another address was given in its place, and may be anybody's.
-    """
+    """`target.send_labels`, else yes for `engine.embedded` at an address of this machine."""
     asked = config.target.send_labels
-    return config.engine.embedded and _is_here(config.base_url) if asked is None else asked
-
-
-def _is_here(url: str) -> bool:
-    host = urlsplit(url).hostname or ""
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+    return config.engine.embedded and is_own_machine(config.base_url) if asked is None else asked

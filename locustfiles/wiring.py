@@ -34,7 +34,7 @@ from bench.records.part import WHOLE, parse_part
 from bench.workload.plan import Plan, PlanError, build_plan
 from locustfiles import labels, live_page, observe, start_form, stats
 from locustfiles.conductor import Conductor, NextStage
-from locustfiles.generator import Generator, Job
+from locustfiles.generator import Generator
 from locustfiles.server_metrics import metrics_address
 from locustfiles.start_form import check_ranges
 
@@ -66,16 +66,6 @@ def add_options(parser: Any) -> None:
     add("--slo-tpot-ms", env_var="BENCH_SLO_TPOT_MS", type=float, default=0.0, help="TPOT deadline, ms; 0: config")
 
 
-class LabellingGenerator(Generator):
-    """The generator, with `labels` of the settings as the answer to whether tenant and class are sent."""
-
-    def _prepare(self, data: dict[str, Any]) -> Job:
-        job = super()._prepare(data)
-        # Only now: while the transport is opened, `embedded` means that no key is owed.
-        job.settings = job.settings | {"embedded": job.settings["labels"]}
-        return job
-
-
 class Wiring:
     """What one Locust process of ours consists of."""
 
@@ -84,7 +74,7 @@ class Wiring:
         self.loop = loop
         runner = environment.runner
         self.is_worker = isinstance(runner, WorkerRunner)
-        self.generator = None if isinstance(runner, MasterRunner) else LabellingGenerator(environment)
+        self.generator = None if isinstance(runner, MasterRunner) else Generator(environment)
         self.conductor = None if self.is_worker else Conductor(environment, self.settings)
         self._resolved: Resolved | None = None
         self._form: start_form.StartForm | None = None

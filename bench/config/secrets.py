@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 from bench.config.dotenv import Environment, environment
 from bench.config.errors import ConfigError, Problem
+from bench.config.own_machine import is_own_machine
 from bench.config.schema import Config
 
 KEY_NAMES = ("BENCH_API_KEY", "BENCH_API_KEY_FILE", "TAOTOKEN_API_KEY", "TAOTOKEN_API_KEY_FILE")
@@ -197,10 +198,11 @@ def api_key(config: Config, env: Mapping[str, str] | None = None) -> str | None:
     """The API key, or None when none is given.
 
     env: a plain mapping; None or os.environ for the process's environment with `.env` below it.
-    The embedded engine gets no key of the environment: nothing there is owed to it.
+    The embedded engine gets no key of the environment: nothing there is owed to it. A service at another machine's
+    address, given in its place by --base-url, gets one as ever.
     Raises ConfigError (CFG-013, CFG-014) on a damaged key or an unusable key file.
     """
-    if config.engine.embedded:
+    if config.engine.embedded and is_own_machine(config.base_url):
         return None
     return api_key_from_environment(env, key_file=config.target.api_key_file)
 

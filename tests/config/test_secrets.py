@@ -108,6 +108,18 @@ def test_the_embedded_engine_gets_no_key():
     assert api_key(Config.model_validate({"engine": {"embedded": True}}), {"BENCH_API_KEY": KEY}) is None
 
 
+@pytest.mark.parametrize(("url", "gets"), [
+    ("http://127.0.0.1:8000/v1", False), ("http://localhost:8000", False), ("http://[::1]:8000/v1", False),
+    ("http://127.8.0.1", False), ("", False), ("https://api.example.com/v1", True), ("http://engine:8000/v1", True),
+    ("http://10.0.0.7:8000/v1", True), ("http://localhost.example.com", True), ("http://127.0.0.1.example.com", True),
+])
+def test_a_service_in_place_of_the_embedded_engine_gets_the_key(url: str, gets: bool):
+    """As `bench check --base-url` does: an address that was named is asked with the key that there is."""
+    config = Config.model_validate({"base_url": url, "engine": {"embedded": True}})
+    assert api_key(config, {"BENCH_API_KEY": KEY}) == (KEY if gets else None)
+    assert api_key(config, {}) is None
+
+
 @pytest.mark.parametrize(("text", "kind"), [
     (f" {KEY}", "1 blank character at the start"), (f"{KEY}  ", "2 blank characters at the end"), (f"{KEY}\n", "a line break"),
     (f'"{KEY}"', "a quote"), (f"'{KEY}'", "a quote"), (f"Bearer {KEY}", "the word Bearer"), (f"{KEY[:5]} {KEY[5:]}", "a blank inside"),
