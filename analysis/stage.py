@@ -45,6 +45,7 @@ from bench.records.stage import StageRow, drain_time_s
 SCORE_BATCHES = 5
 STATE_SAMPLES = 600  # of in-flight over the window, to see how long the stage remembers
 BURST_LIMIT = 0.05
+PROMPT_MIN = 5  # promptly read streams before most of them speak for all
 SHORT_LIMIT = 0.01
 # An answer of so many tokens in so few events has no TPOT worth its name; five events are where `burst` begins to look.
 FEW_TOKENS, FEW_EVENTS = 8, 4
@@ -424,7 +425,7 @@ def _recording_reasons(s: StageAnalysis, checked: Checked, window: np.ndarray) -
             out.append(reason(f"INV-PLAN.{mark}", "invalid", "next.same_version", stage=stage))
     for flag, limit, code, step in (("burst", BURST_LIMIT, "INV-BURST", "next.buffering"),
                                     ("short", SHORT_LIMIT, "INV-SHORT", "next.short")):  # fmt: skip
-        share = s.flags.get(flag, 0.0)
+        share = _burst_share(s, checked, window) if flag == "burst" else s.flags.get(flag, 0.0)
         if share > limit:
             out.append(reason(code, "invalid", step, stage=stage, value=share, limit=limit,
                               params={"share": share, "limit": limit}))  # fmt: skip
@@ -451,6 +452,17 @@ def _recording_reasons(s: StageAnalysis, checked: Checked, window: np.ndarray) -
         out.append(reason("INV-CLOCK", "invalid", "next.clock", stage=stage, value=steps, limit=0,
                           params={"count": steps}))  # fmt: skip
     return out
+
+
+def _burst_share(s: StageAnalysis, checked: Checked, window: np.ndarray) -> float:
+    """Share of the answers that came in bursts; that of the promptly read ones when most of them did.
+
+    Gaps are kept of promptly read streams only, a sample: pieces that are let go together are seen there alone.
+    """
+    share, ledger = s.flags.get("burst", 0.0), checked.ledger
+    prompt = window[(checked.status[window] == OK) & np.isfinite(ledger["itl_p99_s"][window])]
+    seen = int(np.count_nonzero(ledger.has_flag("burst")[prompt]))
+    return max(share, seen / len(prompt)) if len(prompt) >= PROMPT_MIN and 2 * seen > len(prompt) else share
 
 
 def _cached_share(checked: Checked, window: np.ndarray) -> float:

@@ -27,7 +27,7 @@ from bench.client.gaps import Gaps
 from bench.client.heaps import HeapCounter
 from bench.client.http1 import SIZE, SIZES, ResponseParser
 from bench.client.judge import EVENTS, JSON_BODY, LENGTH_FINISH, PLAIN, REFUSAL, TEXT, UNKNOWN, judge, set_flags
-from bench.client.outcome import Fault, Outcome, fault, retry_after
+from bench.client.outcome import LONG_GAP_S, Fault, Outcome, fault, retry_after
 from bench.client.redact import redact
 from bench.client.sse import MAX_EVENT_BYTES, EventStream
 from bench.client.timeline import name_of, note
@@ -482,6 +482,7 @@ class AnswerReader:
             outcome.itl_mean_s = max(self._last_at - self._first_at, 0.0) / gaps.count
             outcome.itl_p99_s, outcome.itl_max_s = gaps.p99_s(), gaps.max_s
             outcome.itl_under_1ms_ratio = gaps.under_1ms_ratio
+            outcome.itl_long_s = gaps.over_s(LONG_GAP_S)
         set_flags(outcome, self._kind, chat, first_read_chunks=self._first_read_chunks,
                   pinned_tokens=self.pinned_tokens, model=self.model)  # fmt: skip
         return outcome

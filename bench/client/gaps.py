@@ -1,6 +1,6 @@
 """Gaps between output events in constant memory: mean, p99, largest, share under 1 ms.
 
-Input: gaps in seconds, one at a time. Output: the four statistics.
+Input: gaps in seconds, one at a time. Output: the four statistics, and the time that lies in long gaps.
 Does not: read clocks, keep single gaps.
 
 p99 is the nearest rank over bins of 2 % width from 1 microsecond on, so at most 1 % off; gaps of up to a day need
@@ -51,3 +51,8 @@ class Gaps:
             if seen >= rank:
                 return min(1e-6 * math.exp((place - 0.5) * _LOG_BIN), self.max_s) if place else 0.0
         raise ValueError("no gaps")
+
+    def over_s(self, limit_s: float) -> float:
+        """Time that lies in gaps above `limit_s`, seconds, within 1 %: a gap counts as the middle of its bin."""
+        least = int(_log(limit_s * 1e6) / _LOG_BIN) + 1
+        return sum(n * 1e-6 * math.exp((place - 0.5) * _LOG_BIN) for place, n in self._bins.items() if place > least)

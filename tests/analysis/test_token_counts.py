@@ -141,3 +141,24 @@ def test_a_warm_cache_is_the_share_of_tokens_not_of_answers(
     else:
         assert said.value == pytest.approx(min(taken, 100) / 100 * answers, rel=1e-6) == pytest.approx(share, abs=0.01)
         assert said.params["answers"] == pytest.approx(answers) and f"in {answers:.1%} of the answers" in said.text
+
+
+@pytest.mark.parametrize(
+    ("every", "bursts", "share"),
+    [
+        (20, 1, 1.0),  # 5 % are read promptly and all of them are bursts: the others' gaps are not known
+        (20, 3, None),  # a third of them: chance
+        (1000, 1, None),  # fewer than 5 promptly read streams
+        (1, 1, 1.0),
+    ],
+)
+def test_the_promptly_read_streams_speak_for_all_when_most_are_bursts(
+    tmp_path: Path, every: int, bursts: int, share: float | None
+) -> None:
+    def change(number: int, row: dict[str, str]) -> None:
+        seen = number % every == 0
+        row.update(read_mode="prompt" if seen else "lazy", itl_p99_s="0.05" if seen else "",
+                   flags="burst" if seen and number // every % bursts == 0 else "")  # fmt: skip
+
+    said = reasons(changed(tmp_path, change)).get("INV-BURST")
+    assert (said is None) if share is None else said is not None and said.value == share

@@ -172,12 +172,21 @@ def test_an_answer_shorter_than_the_pinned_length_is_flagged(parts: list[bytes],
 
 
 BURST_CASES = {
-    # name: (times of headers and of each of six tokens, burst)
+    # name: (times of headers and of each token, burst)
     "all in one read": (0.4, [0.4] * 6, True),
     "even": (0.1, [0.2, 0.21, 0.22, 0.23, 0.24, 0.25], False),
     "two groups": (0.1, [0.2, 0.2, 0.2, 0.3, 0.3, 0.3], False),  # 4 of 5 gaps under 1 ms: 0.8
     "one late": (0.1, [0.2, 0.2, 0.2, 0.2, 0.2, 0.3], False),  # 4 of 5
     "microseconds apart": (0.1, [0.2 + i * 1e-4 for i in range(6)], True),
+    "a quick engine": (0.1, [0.2 + i * 9e-4 for i in range(6)], False),  # seen: llama.cpp, 1,100 tokens/s
+    "a very quick engine": (0.1, [0.2 + i * 3.5e-4 for i in range(40)], False),
+    "over 8 Mbit/s after a pause": (0.1, [0.2 + i * 2e-4 for i in range(40)], True),
+    # 10 in a piece, 9 of 10 gaps short, all of the time in the pauses of 50 ms: mean gap 5 ms
+    "let go by tens": (0.1, [0.2 + (i // 10) * 0.05 + (i % 10) * 2e-5 for i in range(60)], True),
+    # the same in pauses of 9 ms: no harm
+    "let go by tens, quickly": (0.1, [0.2 + (i // 10) * 0.009 + (i % 10) * 2e-5 for i in range(60)], False),
+    # a quick engine that stood still once: 40 gaps of 0.9 ms are 36 ms, one of 30 ms is less than half
+    "a quick engine with a pause": (0.1, [0.2 + i * 9e-4 + (0.03 if i > 20 else 0.0) for i in range(42)], False),
     "held back, then in small pieces": (0.395, [0.4 + i * 0.002 for i in range(6)], True),
     "fast engine, early headers": (0.01, [0.4 + i * 0.002 for i in range(6)], False),
 }
@@ -194,7 +203,7 @@ def test_burst_rule(name: str) -> None:
         heaps[at] = heaps.get(at, b"") + framed(token())
     for at, data in heaps.items():
         reader.feed(data, at)
-    reader.feed(framed(FINISH, usage(6), DONE) + END, times[-1])
+    reader.feed(framed(FINISH, usage(len(times)), DONE) + END, times[-1])
     outcome = reader.outcome()
     assert ("burst" in outcome.flags) is burst
     assert ("first_read_bound" in outcome.flags) is (times[0] == times[1])

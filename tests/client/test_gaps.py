@@ -47,3 +47,12 @@ def test_p99_is_the_nearest_rank_within_half_a_bin(gaps_s: list[float]) -> None:
 def test_no_gaps_have_no_p99() -> None:
     with pytest.raises(ValueError, match="no gaps"):
         Gaps().p99_s()
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.floats(1e-6, 10.0), min_size=1, max_size=400))
+def test_time_in_long_gaps_is_their_sum(gaps_s: list[float]) -> None:
+    """Second path: a plain sum. A gap within 2 % of the limit may count on either side."""
+    surely = math.fsum(g for g in gaps_s if g > 0.0102)
+    perhaps = math.fsum(g for g in gaps_s if g > 0.0098)
+    assert surely * 0.9899 <= filled(gaps_s).over_s(0.010) <= perhaps * 1.0101 + 1e-12
