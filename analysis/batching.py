@@ -96,7 +96,9 @@ def throughput_qps(law: StepLaw, lengths: Lengths, batch_size: np.ndarray | floa
     """
     n = np.asarray(batch_size, dtype=float)
     step = law.step_s(n, lengths.context_mean)
-    return n / (lengths.output_mean * step + n * law.prefill_work_s(lengths, n))
+    work = lengths.output_mean * step + n * law.prefill_work_s(lengths, n)
+    # At n = 0 a law without a base cost (alpha 0) has no work either.
+    return np.divide(n, work, out=np.zeros(work.shape), where=n > 0)
 
 
 def lambda_max_qps(law: StepLaw, lengths: Lengths, max_num_seqs: int | None) -> float:

@@ -19,6 +19,15 @@ def test_throughput_table(n, qps):
     assert float(b.throughput_qps(LAW, LENGTHS, n)) == pytest.approx(qps, abs=0.005)
 
 
+@pytest.mark.parametrize("law", [LAW, b.StepLaw(0.0, 2e-3, 0.0), b.StepLaw(0.0, 0.0, 1e-4)])
+def test_nobody_in_the_batch_is_no_throughput_and_no_warning(law):
+    """A fit may give no base cost (alpha 0): then nobody does no work either, and 0/0 is still no throughput."""
+    with np.errstate(all="raise"):
+        assert b.throughput_qps(law, LENGTHS, np.array([0.0, 1.0]))[0] == 0.0
+        assert float(b.throughput_qps(law, LENGTHS, 0.0)) == 0.0
+        assert b.flattening_batch_size(law, LENGTHS, 8) >= 1
+
+
 def test_lambda_max_by_hand():
     # m (alpha/K + beta) + gamma P = 482.492 * (18.75 us + 40 us) + 8.4 ms = 28.3464 + 8.4 ms
     assert b.lambda_max_qps(LAW, LENGTHS, 32) == pytest.approx(1 / 0.036746405, rel=1e-7)
