@@ -117,7 +117,22 @@ class Predictor:
             rows = shift.apply(replayed.get(id(stage)) or self._replay(stage))
             self._stage(stage, rows, lowest, shift.median_s)
         self._knee(shift, process, burstiness)
-        _judge(self.report)
+        _judge(self.report, self._refuted(stages))
+
+    def _refuted(self, stages: list[Stage]) -> float | None:
+        """The highest throughput of a window that lies above the limit's interval, 1/s; None when there is none.
+
+        By two standard deviations of its count: short answers may end a window faster than the long run can.
+        """
+        high, found = self.report["lambda_max_high_qps"], []
+        for stage in stages if high is not None else ():
+            source, done = stage.source, stage.start_s + stage.measured.e2e_s
+            count = int(np.count_nonzero((done >= source.window_start_s) & (done < source.window_end_s)))
+            span = source.window_end_s - source.window_start_s
+            sure = source.valid and stage.failed_ratio <= MAX_FAILED_RATIO
+            if sure and count - 2 * math.sqrt(count) > high * span > 0:
+                found.append(count / span)
+        return max(found, default=None)
 
     def _replay(self, stage: Stage) -> Latencies:
         """The planned arrivals through the fitted engine; unknown lengths are drawn from the sample."""
@@ -241,8 +256,11 @@ def _residual(metric: str, measured: float | None, predicted: float | None) -> d
     return {"residual_ratio": predicted / measured - 1 if measured > 0 else None, "residual_share": None}
 
 
-def _judge(report: dict[str, Any]) -> None:
-    """The verdict over all judged stages and the one sentence."""
+def _judge(report: dict[str, Any], refuted_qps: float | None) -> None:
+    """The verdict over all judged stages and the one sentence. `refuted_qps`: a throughput above the limit, 1/s.
+
+    Without a stage to judge, the stages of the fit speak: a law that does not give back their mean is no law.
+    """
     judged = [p for p in report["predictions"] if p["status"] in ("predictive", "not_predictive")]
     times = [p for p in judged if p["residual_ratio"] is not None]
     rates = sorted({s["offered_qps"] for s in report["stage_models"] if s["calibration"]})
@@ -251,8 +269,20 @@ def _judge(report: dict[str, Any]) -> None:
     if report["knee_predicted_qps"] is not None and report["knee_kind"] == "crossing":
         claim = said("model.knee", knee_qps=report["knee_predicted_qps"], limit=claim)
     told = {"rates": joined("and", rates), "claim": claim}
+    if refuted_qps is not None:
+        report["predictive"] = False
+        report["sentence"] = said("model.refuted", completed_qps=refuted_qps, **told)
+        return
     means = [p for p in times if p["metric"] == "e2e_mean_s"]
     if not means:
+        own = [p for p in report["predictions"] if p["status"] == "calibration" and p["metric"] == "e2e_mean_s"
+               and p["residual_ratio"] is not None]  # fmt: skip
+        worst = max(own, key=lambda p: abs(p["residual_ratio"]), default=None)
+        if worst is not None and abs(worst["residual_ratio"]) > LIMITS["e2e_mean_s"]:
+            report["predictive"], report["worst_residual_ratio"] = False, worst["residual_ratio"]
+            size = said("model.ratio", ratio=worst["residual_ratio"])
+            report["sentence"] = said("model.own_stages", residual=size, offered_qps=worst["offered_qps"], **told)
+            return
         report["sentence"] = said("model.unchecked", load=JUDGED_LOAD, **told)
         return
     worst = max(means, key=lambda p: abs(p["residual_ratio"]))

@@ -66,8 +66,8 @@ ENGLISH: dict[str, str] = {
     "that are counted and not streamed (hidden reasoning) make it look shorter than what a reader sees",
     "WARN-USAGE": "{share:.1%} of the answers have no usage: their tokens are counted events, so TPOT is the time per "
     "event",
-    "WARN-CACHED": "{share:.1%} of the prompt tokens came from the service's cache, in {answers:.1%} of the answers: TTFT is "
-    "that of a warm cache",
+    "WARN-CACHED": "{share:.1%} of the prompt tokens came from the service's cache, in {answers:.1%} of the answers: "
+    "TTFT is that of a warm cache",
     "WARN-PROMPTS": "{share:.1%} of the requests repeat a prompt that the run sent before: a prefix cache may help",
     "WARN-MODEL": "{share:.1%} of the answers name another model than the one asked for: the numbers are of that one",
     "INV-CLOCK": "{count} rows of the window have times that run backwards",
@@ -265,6 +265,10 @@ ENGLISH: dict[str, str] = {
     "against.",
     "model.not_predictive": "Fitted on {rates:g} requests/s alone: {claim}; not predictive here, residual {residual} "
     "in {metric} at {offered_qps:g} requests/s.",
+    "model.refuted": "Fitted on {rates:g} requests/s alone: {claim}; not predictive here: the service finished "
+    "{completed_qps:.3g} requests/s, more than that limit. Did its speed change between the stages?",
+    "model.own_stages": "Fitted on {rates:g} requests/s alone: {claim}; not predictive here: the law does not give "
+    "back its own stage of {offered_qps:g} requests/s, residual {residual} in the mean.",
     "model.predictive": "Fitted on {rates:g} requests/s alone: {claim}; mean response of the higher stages predicted "
     "within {worst:.1%}{naive}.",
     "model.naive": " (M/G/K: {ratio:.0%})",

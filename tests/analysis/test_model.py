@@ -105,6 +105,37 @@ def test_naive_models_miss_what_the_replay_hits(demo):
     assert rho > 10
 
 
+def test_a_limit_that_was_passed_is_refuted():
+    """The two lowest stages ran at a third of the speed: the limit fitted there is below what the third one finished."""
+    slow = dataclasses.replace(DEMO, alpha=DEMO.alpha * 3, beta=DEMO.beta * 3, gamma=DEMO.gamma * 3, kv=DEMO.kv * 3)
+    stages = [stage(i, q, slow if i < 2 else DEMO, 40.0, 70 + i, mu=4.4) for i, q in enumerate((2, 3, 15))]
+    result = fit_and_predict(stages, NO_SLO, 32)
+    last = stages[2]
+    done = int(((last.done_s >= 4.0) & (last.done_s < 40.0)).sum())  # second path: by hand
+    assert done / 36 > result["lambda_max_high_qps"] * 1.1
+    assert result["predictive"] is False and only(result, "e2e_mean_s", stage=2)[0]["status"] == "beyond"
+    assert f"the service finished {done / 36:.3g} requests/s, more than that limit" in result["sentence"]
+    failed = dataclasses.replace(last, ok=np.arange(last.ok.size) % 20 > 0)  # 5 % failures hold no slots: no proof
+    assert fit_and_predict([*stages[:2], failed], NO_SLO, 32)["predictive"] is None
+
+
+def test_a_law_that_does_not_give_back_its_own_stages_is_no_law():
+    """Each answer of the fit's own stages has its own speed, as on a machine that others use: no step law does that."""
+    stages = [stage(i, q, DEMO, 40.0, 90 + i, mu=4.4) for i, q in enumerate((3, 5))]
+    steady = fit_and_predict(stages, NO_SLO, 32)
+    assert steady["predictive"] is None and "no higher stage below" in steady["sentence"]
+    rng = np.random.default_rng(3)
+    uneven = []
+    for s in stages:
+        factor = np.where(rng.random(s.send_s.size) < 0.3, 6.0, 1.0)
+        last = s.first_token_s + (s.last_token_s - s.first_token_s) * factor
+        uneven.append(dataclasses.replace(s, last_token_s=last, done_s=last))
+    result = fit_and_predict(uneven, NO_SLO, 32)
+    own = [p["residual_ratio"] for p in only(result, "e2e_mean_s", status="calibration")]
+    assert max(map(abs, own)) > 0.10 and result["worst_residual_ratio"] == max(own, key=abs)
+    assert result["predictive"] is False and "does not give back its own stage of" in result["sentence"]
+
+
 def test_a_service_that_changes_is_called_not_predictive():
     slow = dataclasses.replace(DEMO, alpha=DEMO.alpha * 1.5)  # throttled from the third stage on
     stages = [stage(i, q, DEMO if i < 2 else slow, 20.0, 40 + i, mu=4.4) for i, q in enumerate((4, 6, 8, 10))]
