@@ -37,7 +37,6 @@ from analysis.stage import Context, StageResult, analyse_stage
 from analysis.stage_checks import check_stages
 from analysis.verdict import Facts, verdict
 from analysis.witnesses import missing_witnesses
-from bench.config.own_machine import is_own_machine
 from bench.records.analysis import SCHEMA_VERSION, Analysis, Capacity, Hysteresis, Reason, StageAnalysis, to_json
 from bench.records.request import LedgerProblem
 from bench.records.sentences import joined, said, text_of
@@ -199,8 +198,14 @@ def _context(
         burstiness=_number(_section(config, "loadgen").get("burstiness")) or 1.0,
         varying=raw.get("shape") in VARYING_SHAPES,
         loop=str(raw.get("loop") or "open"),
-        own_machine=bool(engine.get("embedded")) and is_own_machine(_section(raw, "target").get("base_url")),
+        own_machine=bool(engine.get("embedded")) and _is_own_machine(_section(raw, "target").get("base_url")),
     )
+
+
+def _is_own_machine(url: Any) -> bool:
+    from bench.config.own_machine import is_own_machine  # pydantic comes along: 0.1 s, only where it is asked
+
+    return is_own_machine(url)
 
 
 # ---------------------------------------------------------------- stages
