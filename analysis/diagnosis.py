@@ -240,10 +240,11 @@ def _overhead(stages: list[StageAnalysis]) -> list[Reason]:
     out = []
     for s in stages:
         law = s.little
-        if law.in_flight_mean_server is None or not law.arrival_qps or law.in_flight_mean_integral is None:
+        if law.outside_s is None or law.outside_se_s is None:
             continue
-        outside = (law.in_flight_mean_integral - law.in_flight_mean_server) / law.arrival_qps
-        if law.residence_mean_s and outside > max(0.02, 0.1 * law.residence_mean_s):
+        outside = law.outside_s
+        sure = outside > 3 * law.outside_se_s  # 0.1 % by chance; a page is read once a second
+        if sure and law.residence_mean_s and outside > max(0.02, 0.1 * law.residence_mean_s):
             params = {"outside_ms": outside * 1e3, "offered_qps": s.offered_qps,
                       "ratio": outside / law.residence_mean_s}  # fmt: skip
             out.append(reason("DIA-OUTSIDE", "info", "next.outside", stage=s.stage, value=outside,

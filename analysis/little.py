@@ -149,6 +149,27 @@ def server_mean(server: ServerGauge | None, t0: float, t1: float) -> float | Non
     return time_mean(server.t_s[known], both[known], t0, t1)
 
 
+def outside(
+    server: ServerGauge | None, sent_s: np.ndarray, done_s: np.ndarray, t0: float, t1: float
+) -> tuple[float, float] | None:
+    """(mean, standard error) of N(t) of the rows less the service's own count, requests; None without two samples.
+
+    At the instants of its samples: a page that is read once a second misses most of what happens, so its time mean
+    alone was up to 15 % off in windows of a minute (docs/evidence/outside-engine.md). Errors of samples one after the
+    other are taken together in SUBWINDOWS batches where there are enough.
+    """
+    if server is None:
+        return None
+    both = server.running + server.waiting
+    inside = np.isfinite(both) & (server.t_s >= t0) & (server.t_s <= t1)
+    apart = in_flight_at(server.t_s[inside], sent_s, done_s) - both[inside]
+    if len(apart) < 2:
+        return None
+    parts = np.array_split(apart, SUBWINDOWS) if len(apart) >= 2 * SUBWINDOWS else apart
+    means = np.array([float(np.mean(part)) for part in parts])
+    return float(apart.mean()), float(means.std(ddof=1) / math.sqrt(len(means)))
+
+
 def little(
     *,
     sent_s: np.ndarray,
@@ -175,6 +196,7 @@ def little(
     lambda_w = found.residence_sum / window_s
     l_integral = found.integral / window_s
     ok, note = _judge(found, reading, l_integral, lambda_w, arrival_qps)
+    apart = outside(server, sent_s, done_s, t0, t1)
     return Little(
         arrival_qps=arrival_qps,
         residence_mean_s=found.residence_sum / found.arrivals,
@@ -183,11 +205,13 @@ def little(
         in_flight_mean_server=l_server,
         lambda_w=lambda_w,
         gap_ratio_gauge=_gap(reading.mean, lambda_w),
-        gap_ratio_server=_gap(l_server, lambda_w),
+        gap_ratio_server=-apart[0] / lambda_w if apart and lambda_w > 0 else _gap(l_server, lambda_w),
         identity_residual=found.residual,
         edge_start_s=found.edge_start,
         edge_end_s=found.edge_end,
         gauge_samples=reading.samples,
+        outside_s=apart[0] / arrival_qps if apart else None,
+        outside_se_s=apart[1] / arrival_qps if apart else None,
         ok=ok,
         note=text_of(note),
         code=note["code"],

@@ -87,11 +87,13 @@ class Little:
     in_flight_mean_server: float | None  # L by the service's own running + waiting
     lambda_w: float | None
     gap_ratio_gauge: float | None  # (L_gauge - lambda*W) / (lambda*W)
-    gap_ratio_server: float | None
+    gap_ratio_server: float | None  # (service's count - rows at the same instants) / (lambda*W)
     identity_residual: float | None  # relative residual of the edge-corrected identity
     edge_start_s: float | None = None  # Rs
     edge_end_s: float | None = None  # Re
     gauge_samples: int = 0
+    outside_s: float | None = None  # time of a request outside the service's own count, from the same instants
+    outside_se_s: float | None = None  # its standard error
     ok: bool | None = None
     note: str = ""
     code: str = ""  # of the note

@@ -1,6 +1,7 @@
 """Little's law: the identity on any rows, the overload formula, the gauge against the rows."""
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 
@@ -118,6 +119,24 @@ def test_server_gauge_gap() -> None:
     found = _law(_gauge(s.arrival, s.last, 60), s, server)
     outside = (found.in_flight_mean_integral - found.in_flight_mean_server) / found.arrival_qps
     assert outside == pytest.approx(0.05, abs=0.03)
+    # At the same instants the sampling of the page is no error any more: as near as its own standard error says.
+    assert found.outside_s == pytest.approx(0.05, abs=max(3 * found.outside_se_s, 1e-9))
+    assert found.gap_ratio_server == pytest.approx(-found.outside_s / found.residence_mean_s)
+
+
+def test_a_page_read_once_a_second_finds_the_time_outside_with_its_error() -> None:
+    """60 windows of 50 samples: the mean is right, and nine in ten intervals of two standard errors hold the truth."""
+    found, held = [], 0
+    for seed in range(60):
+        s = run(0.7, 60, seed)
+        t = np.arange(0.5, 60, 1.0)
+        seen = in_flight_at(t, s.arrival + 0.05, np.maximum(s.last, s.arrival + 0.05)).astype(float)
+        law = _law(None, s, ServerGauge(t, seen, np.zeros(len(t)), np.full(len(t), np.nan), np.full(len(t), np.nan)))
+        truth = float(np.mean(np.minimum(s.last - s.arrival, 0.05)))  # what a request shorter than 50 ms spends there
+        found.append(law.outside_s - truth)
+        held += abs(law.outside_s - truth) <= 2 * law.outside_se_s
+    assert abs(np.mean(found)) < 3 * np.std(found) / math.sqrt(60)
+    assert held >= 50
 
 
 def test_empty_window() -> None:
