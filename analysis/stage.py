@@ -45,6 +45,9 @@ from bench.records.stage import StageRow, drain_time_s
 SCORE_BATCHES = 5
 STATE_SAMPLES = 600  # of in-flight over the window, to see how long the stage remembers
 BURST_LIMIT = 0.05
+# Codes of a connection that is not made, or breaks; so many of them at the end of a window are a service that is away.
+GONE_CODES = ("CH-REFUSED", "CH-UNREACHABLE", "CH-DNS", "CH-RESET", "CH-CLOSED", "CH-CUT", "CH-TO-CONNECT", "CH-502")
+GONE_MIN = 5
 PROMPT_MIN = 5  # promptly read streams before most of them speak for all
 SHORT_LIMIT = 0.01
 # An answer of so many tokens in so few events has no TPOT worth its name; five events are where `burst` begins to look.
@@ -446,12 +449,34 @@ def _recording_reasons(s: StageAnalysis, checked: Checked, window: np.ndarray) -
     if other:
         out.append(reason("WARN-MODEL", "warn", "next.model", stage=stage, value=other, limit=0.0,
                           params={"share": other}))  # fmt: skip
+    if gone := _gone(checked, window):
+        out.append(reason("WARN-GONE", "warn", "next.gone", stage=stage, value=gone["share"], limit=0.0, params=gone))
     out += _token_reasons(checked, window, stage)
     steps = int(np.count_nonzero(checked.impossible[window]))
     if steps:
         out.append(reason("INV-CLOCK", "invalid", "next.clock", stage=stage, value=steps, limit=0,
                           params={"count": steps}))  # fmt: skip
     return out
+
+
+def _gone(checked: Checked, window: np.ndarray) -> dict[str, float | int | str]:
+    """Since when nobody got an answer any more because the connection failed; {} when somebody did to the end.
+
+    A service that died says nothing of the rate that it could carry: its misses are no queue.
+    """
+    c, ledger = checked.ledger.columns, checked.ledger
+    order = window[np.argsort(c["intended_s"][window], kind="stable")]
+    order = order[checked.status[order] != UNSENT]
+    broken = np.zeros(len(order), dtype=bool)
+    for code in GONE_CODES:
+        broken |= ledger.is_value("code", code)[order]
+    working = np.flatnonzero(~broken)
+    tail = order[int(working[-1]) + 1 :] if len(working) else order
+    if len(tail) < GONE_MIN:
+        return {}
+    names, counts = np.unique(ledger.codes["code"][tail], return_counts=True)
+    return {"since_s": float(c["intended_s"][tail[0]]), "count": len(tail), "share": len(tail) / len(order),
+            "code": ledger.names["code"][int(names[np.argmax(counts)])]}  # fmt: skip
 
 
 def _burst_share(s: StageAnalysis, checked: Checked, window: np.ndarray) -> float:

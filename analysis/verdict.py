@@ -268,6 +268,7 @@ def _warnings(facts: Facts) -> list[Reason]:
     other_model = [r for s in facts.stages for r in s.reasons if r.reason_id == "WARN-MODEL"]
     if other_model:  # of many stages the worst one speaks
         out.append(max(other_model, key=lambda r: r.value or 0.0))
+    out += [r for s in facts.stages for r in s.reasons if r.reason_id == "WARN-GONE"][:1]  # the rest follows from it
     repeated = [r for s in facts.stages for r in s.reasons if r.reason_id == "WARN-PROMPTS"]
     if repeated:
         out.append(max(repeated, key=lambda r: r.value or 0.0))

@@ -70,6 +70,8 @@ ENGLISH: dict[str, str] = {
     "TTFT is that of a warm cache",
     "WARN-PROMPTS": "{share:.1%} of the requests repeat a prompt that the run sent before: a prefix cache may help",
     "WARN-MODEL": "{share:.1%} of the answers name another model than the one asked for: the numbers are of that one",
+    "WARN-GONE": "from {since_s:.1f} s of the run on no request got an answer: the last {count} ended with {code} or "
+    "its like. The service was away, which says nothing of the rate that it can carry",
     "INV-CLOCK": "{count} rows of the window have times that run backwards",
     "WARN-WARMUP": "in-flight settles {settles_s:.1f} s after the stage's start; the warm-up was {used_s:.1f} s",
     "WARN-WARMUP.never": "the number in flight never settles by MSER-5; the stage is too short or not stationary",
@@ -361,6 +363,7 @@ ENGLISH: dict[str, str] = {
     "next.unique_prompts": "fine when the load is meant to share prefixes; else see loadgen.unique_prompts",
     "next.short": "the service must honour ignore_eos (or min_tokens); otherwise set target.pin_length to false",
     "next.prompts": "add lines to loadgen.prompts_file, or read TTFT as that of a warm cache (column cached_tokens)",
+    "next.gone": "look into the log of the service (killed, out of memory, restarted?); run again when it stays up",
     "next.model": "set model to a name that the service offers (bench check), or look at the routing of the gateway",
     "next.clock": "look for a clock step or a suspended machine; run again",
     "next.longer_stages": "use longer stages",
