@@ -89,7 +89,9 @@ class Conductor(StageRun):
             csv_files = stats.FinalCSV(self.environment, self.collector.run_dir / "locust")
             if settings.get("metrics_url"):
                 where = lambda: (self.run_time_s, self._stage_index())  # noqa: E731
-                self._scraper = Scraper(settings["metrics_url"], where, self._scraped)
+                self._scraper = Scraper(
+                    settings["metrics_url"], where, self._scraped, settings.get("metrics_headers", dict)
+                )
             self._walk(plan, settings, loop)
             self._flush_stats()
             self._reconcile(loop)

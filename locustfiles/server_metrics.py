@@ -3,7 +3,8 @@
 Input: the address of a Prometheus page. Output: rows for `server_metrics.csv` (bench/records/server.py reads the page).
 Does not: judge, or hold up the run: a page that is slow or away costs rows, nothing else.
 
-1. No proxy and no redirect: the page is asked for by its address alone, without the API key.
+1. No proxy and no redirect. The API key goes to a page of the service itself alone, and only when that answers 401 or
+   403 without it.
 2. A page that cannot be read is said once, and again when it changes its mind.
 """
 
@@ -18,6 +19,7 @@ from typing import Any
 import gevent
 
 from bench.client.endpoint import parse_base_url
+from bench.client.metrics_page import open_page
 from bench.records.server import ServerRow, read_page
 from locustfiles.clock import now_s
 
@@ -47,8 +49,14 @@ def metrics_address(metrics_url: str | None, base_url: str, *, embedded: bool) -
 class Scraper:
     """One greenlet that looks at one page; `row` takes what it saw, `where` gives (run time, stage)."""
 
-    def __init__(self, url: str, where: Callable[[], tuple[float, int]], row: Callable[[ServerRow], None]) -> None:
-        self.url, self._where, self._row = url, where, row
+    def __init__(
+        self,
+        url: str,
+        where: Callable[[], tuple[float, int]],
+        row: Callable[[ServerRow], None],
+        key_headers: Callable[[], dict[str, str]] = dict,
+    ) -> None:
+        self.url, self._where, self._row, self._key_headers = url, where, row, key_headers
         self.last: ServerRow | None = None
         self.misses = 0
         self._said = ""
@@ -70,7 +78,7 @@ class Scraper:
     def _look(self) -> None:
         before = now_s()
         try:
-            with self._opener.open(self.url, timeout=TIMEOUT_S) as answer:
+            with open_page(self._opener, self.url, TIMEOUT_S, self._key_headers) as answer:
                 text = answer.read(LIMIT_BYTES).decode("utf-8", "replace")
             system, values = read_page(text)
         except (OSError, ValueError) as error:  # urllib's errors are OSErrors

@@ -27,6 +27,7 @@ from locust.env import Environment
 from locust.exception import StopTest
 from locust.runners import MasterRunner, WorkerRunner
 
+from bench.client.endpoint import page_headers
 from bench.client.request import PATHS
 from bench.config import Config, ConfigError, Resolved, api_key, load_config
 from bench.config.schema import MAX_QPS, MIN_QPS
@@ -224,6 +225,7 @@ class Wiring:
             "preflight": _preflight(),
             "limits": config.limits.model_dump(),
             "metrics_url": metrics_address(target.metrics_url, config.base_url, embedded=config.engine.embedded),
+            "metrics_headers": lambda: _metrics_headers(config),  # asked when it is needed, so that no key lies here
             "live": live_settings(config),
             "worker": {
                 "base_url": config.base_url,
@@ -415,6 +417,16 @@ def _command() -> list[str]:
     """The command to repeat this run: what `bench` was called with, else Locust's own line."""
     text = os.environ.get("BENCH_COMMAND")
     return json.loads(text) if text else ["locust", *sys.argv[1:]]
+
+
+def _metrics_headers(config: Config) -> dict[str, str]:
+    """The key's header field for the service's own metrics page; empty for any other page, or without a usable key."""
+    target = config.target
+    try:
+        key = api_key(config)
+    except ConfigError:
+        return {}
+    return page_headers(target.metrics_url or "", config.base_url, key, PATHS[target.endpoint], target.auth)
 
 
 def _preflight() -> dict[str, Any]:

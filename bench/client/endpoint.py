@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from urllib.parse import SplitResult, urlsplit
 
 from bench.client.errors import ChannelError
-from bench.client.request import PATHS
+from bench.client.request import PATHS, dialect_fields
 
 DEFAULT_PORTS = {"http": 80, "https": 443}
 _VERSION = re.compile(r"v\d{1,3}(?:(?:alpha|beta)\d*)?$")
@@ -152,3 +152,19 @@ def check_key(key: str | None, *, needed: bool) -> None:
             "CH-KEY-FORM", f"the API key ({len(key)} characters) has {' and '.join(stray)}",
             "set it again without; nothing of the key is shown here",
         )  # fmt: skip
+
+
+def page_headers(page_url: str, base_url: str, api_key: str | None, path: str, auth: str = "auto") -> dict[str, str]:
+    """Return the header field of the key for a page of the service itself; empty for a page of anybody else.
+
+    The same scheme, host and port as the base URL: some servers (llama.cpp) ask for the key on their metrics page too.
+    `path`, `auth`: as for a request.
+    """
+    try:
+        page, service = urlsplit(page_url), parse_base_url(base_url)
+        port = page.port or DEFAULT_PORTS.get(page.scheme)
+    except (ValueError, ChannelError):
+        return {}
+    if not api_key or (page.scheme, page.hostname, port) != (service.scheme, service.host.lower(), service.port):
+        return {}
+    return {name: value for _, (name, value) in dialect_fields(path, api_key, auth).items() if api_key in value}

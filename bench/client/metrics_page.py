@@ -2,8 +2,9 @@
 
 Input: the address of a page in Prometheus text format; its text. Output: values under neutral names.
 The text is read by `records.server`, which serves the recording of a run too.
-Does not: keep history or judge. No proxy, no redirect, no key: the page is asked for by its address alone. A page that
-is longer than LIMIT_BYTES, or takes longer than asked, is not read: half of a page has wrong sums.
+Does not: keep history or judge. No proxy, no redirect. The key goes to a page of the service itself alone
+(`endpoint.page_headers`), and only after that has refused to answer without. A page that is longer than LIMIT_BYTES, or
+takes longer than asked, is not read: half of a page has wrong sums.
 """
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ import math
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from bench.records.server import Samples, read_samples, samples
@@ -41,13 +43,27 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         return None
 
 
-def fetch(url: str, timeout_s: float = TIMEOUT_S) -> str:
+def open_page(
+    opener: urllib.request.OpenerDirector, url: str, timeout_s: float, key_headers: Callable[[], Mapping[str, str]]
+) -> Any:
+    """The open answer, asked for without the key, and with `key_headers` when that is refused (401, 403). Raises OSError."""
+    try:
+        return opener.open(url, timeout=timeout_s)
+    except urllib.error.HTTPError as error:
+        fields = key_headers() if error.code in (401, 403) else {}
+        if not fields:
+            raise
+        error.close()
+    return opener.open(urllib.request.Request(url, headers=dict(fields)), timeout=timeout_s)
+
+
+def fetch(url: str, timeout_s: float = TIMEOUT_S, key_headers: Mapping[str, str] | None = None) -> str:
     """The whole page. Raises OSError when it cannot be read within `timeout_s` (twice that when bytes drip)."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect())
     until_s = time.monotonic() + timeout_s
     parts, size = [], 0
     try:
-        with opener.open(url, timeout=timeout_s) as answer:
+        with open_page(opener, url, timeout_s, lambda: key_headers or {}) as answer:
             while chunk := answer.read1(1 << 16):
                 parts.append(chunk)
                 size += len(chunk)

@@ -95,7 +95,8 @@ def command(
     )
     watch = Watch(slo, scale=window_scale)
     show = _Json() if as_json or not sys.stdout.isatty() else _Table(url)
-    read, alerted = _loop(watch, url, gpu_metrics_url, interval, duration, show)
+    key_headers = _key_headers(settings, url)
+    read, alerted = _loop(watch, url, gpu_metrics_url, interval, duration, show, key_headers)
     if trace is not None:
         count, kind = _write_trace(trace, watch, url)
         replay = f"; replay them with: bench simulate --trace {trace}" if count else ""
@@ -106,14 +107,29 @@ def command(
     sys.exit(ALERT_EXIT if fail_on_alert and alerted else 0)
 
 
-def _loop(watch: Any, url: str, gpu_url: str, interval: float, duration: float, show: Any) -> tuple[int, int]:
+def _key_headers(settings: Any, url: str) -> dict[str, str]:
+    """The key's header field for a page of the config's own service; empty for any other, or without a usable key."""
+    from bench.client.endpoint import page_headers
+    from bench.client.request import PATHS
+    from bench.config import ConfigError, api_key
+
+    try:
+        key = api_key(settings)
+    except ConfigError:
+        return {}
+    return page_headers(url, settings.base_url, key, PATHS[settings.target.endpoint], settings.target.auth)
+
+
+def _loop(
+    watch: Any, url: str, gpu_url: str, interval: float, duration: float, show: Any, key_headers: dict[str, str]
+) -> tuple[int, int]:
     """(looks that could be read, looks with an alert)."""
     begun = due = time.monotonic()
     read = alerted = 0
     try:
         with show:
             while True:
-                look, at_s = _look(url, gpu_url, begun, show)
+                look, at_s = _look(url, gpu_url, begun, show, key_headers)
                 view = watch.look(look, at_s)
                 read += look is not None
                 alerted += any(a.level == "over" for a in view.alerts)
@@ -126,14 +142,14 @@ def _loop(watch: Any, url: str, gpu_url: str, interval: float, duration: float, 
         return read, alerted
 
 
-def _look(url: str, gpu_url: str, begun: float, show: Any) -> tuple[Any, float]:
+def _look(url: str, gpu_url: str, begun: float, show: Any, key_headers: dict[str, str]) -> tuple[Any, float]:
     """(the look, or None when the page could not be read; seconds since the start)."""
     from bench.client.metrics_page import fetch, fields
     from control.alert import Look
 
     before = time.monotonic()
     try:
-        found = fields(fetch(url))
+        found = fields(fetch(url, key_headers=key_headers))
     except (OSError, ValueError) as error:
         show.problem = f"{type(error).__name__}: {error}"
         return None, time.monotonic() - begun

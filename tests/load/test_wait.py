@@ -25,7 +25,9 @@ COMES_UP = {
 
 
 def failed(code: str) -> PreflightReport:
-    return PreflightReport("http://h/v1", "m", sentence=f"NOT READY [{code}]", checks=[Check("request", "failed", "x", code)])
+    return PreflightReport(
+        "http://h/v1", "m", sentence=f"NOT READY [{code}]", checks=[Check("request", "failed", "x", code)]
+    )
 
 
 def preflight(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, reports: list[PreflightReport]) -> tuple[int, Any]:
