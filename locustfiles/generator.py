@@ -48,7 +48,7 @@ from bench.records.packing import pack
 from bench.records.request import RequestRow
 from bench.workload.plan import Plan, Stage
 from bench.workload.prompt_file import PromptFile, PromptText
-from bench.workload.prompt_rows import PromptError
+from bench.workload.prompt_rows import PromptError, echoes
 from bench.workload.prompts import PromptMaker
 from bench.workload.schedule import Schedule, build_schedule
 from locustfiles import messages, stats
@@ -653,7 +653,17 @@ class Generator:
     def _row(self, job: Job, arrival: int, end: Outcome | RequestRow) -> RequestRow:
         if isinstance(end, RequestRow):
             return end
-        return end.to_row(to_run_s=lambda at: self.to_run_s(job, at), **self._address(job, arrival))
+        row = end.to_row(to_run_s=lambda at: self.to_run_s(job, at), **self._address(job, arrival))
+        if row.detail and job.schedule.place is not None:
+            self._withhold(job, row)
+        return row
+
+    def _withhold(self, job: Job, row: RequestRow) -> None:
+        """A service's message may show the prompt that it refuses; the user's own stay out of the ledger."""
+        assert job.schedule.place is not None
+        place = int(job.schedule.place[row.arrival % len(job.schedule)])
+        if self._own is None or echoes(row.detail, self._own.value(place)):
+            row.detail = "withheld: the service's message holds a part of the prompt"
 
     def _gauge_loop(self) -> None:
         """Sample the streams in flight ten times a second on an absolute grid; send twice a second."""

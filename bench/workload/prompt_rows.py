@@ -27,6 +27,7 @@ KEYS = (
 MAX_NAME = 100  # characters of a tenant or a class
 MAX_ID = 200
 BYTES_PER_TOKEN = 4  # of the estimate
+ECHO = 12  # characters in a row that are no chance
 SYSTEM_ROLES = ("system", "developer")
 ANTHROPIC_ROLES = ("user", "assistant")
 
@@ -74,6 +75,17 @@ def prompt_text(value: Any) -> tuple[str, bool]:
             else:
                 whole = False
     return "\n".join(parts), whole
+
+
+def echoes(detail: str, raw: bytes) -> bool:
+    """Whether a message of a service holds a part of the prompt whose JSON is `raw`: services show what they refuse."""
+    value = json.loads(raw)
+    words = " ".join(prompt_text(value)[0].split())
+    if len(words) < ECHO:
+        return words in " ".join(detail.split())
+    sources = (words, raw.decode("utf-8"), json.dumps(value), json.dumps(value, ensure_ascii=False))
+    message = " ".join(detail.split())
+    return any(message[i : i + ECHO] in source for i in range(len(message) - ECHO + 1) for source in sources)
 
 
 def read_row(line: bytes, *, endpoint: str = "chat", text_only: bool = False) -> PromptRow:

@@ -120,6 +120,31 @@ def test_a_worker_whose_file_differs_sends_nothing_and_says_why(engine: Any, tmp
     assert {row["status"] for row in rows if row["worker"] != refused} == {"ok"}
 
 
+def test_a_refusal_that_shows_the_prompt_is_withheld(run_bench: Any, tmp_path: Path) -> None:
+    """As a validator that answers with the input it did not like; the status and the code stay."""
+    write(tmp_path / "p.jsonl")
+
+    def picky(peer: Any) -> None:
+        asked = json.loads(peer.body) if peer.body else {}
+        if not asked.get("stream") or "seed" not in asked and "Grüße" not in str(asked.get("messages")):
+            return service(peer)
+        shown = asked["messages"][-1]["content"] if "seed" in asked else "the weather is not good"
+        raw = json.dumps({"error": {"message": f"not valid: {shown}", "type": "invalid_request_error"}}).encode()
+        peer.send(b"HTTP/1.1 400 Bad\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (len(raw), raw))
+
+    with fake.FakeServer(picky) as server:
+        load = {"prompts_file": "p.jsonl", "target_qps": 20, "output_len_dist": "fixed", "output_len_fixed": 5}
+        sweep = {"qps": [20], "stage_duration_sec": 2, "warmup_sec": 0.2, "drain_limit_sec": 10}
+        ran = run_bench(config={"model": "demo-7b", "base_url": server.url, "loadgen": load, "sweep": sweep})
+    said = {(row["detail"], row["http_status"]) for row in ran.rows() if row["status"] == "error"}
+    withheld = "withheld: the service's message holds a part of the prompt"
+    assert (withheld, "400") in said, ran.err[-2000:]
+    assert {detail for detail, _ in said} - {withheld} and "the weather" in "".join(detail for detail, _ in said)
+    for path in ran.run_dir.rglob("*"):
+        if path.is_file():
+            assert "alone " not in path.read_text(encoding="utf-8", errors="replace"), path
+
+
 def test_a_closed_loop_takes_the_lines_too(run_bench: Any, tmp_path: Path) -> None:
     write(tmp_path / "p.jsonl")
     config = config_with(loadgen={"prompts_file": "p.jsonl", "duration_sec": 2, "input_len_range": [100, 2000]})

@@ -16,7 +16,7 @@ from bench.workload import prompt_file
 from bench.workload.expect import expect_stages, repeat_sentence
 from bench.workload.plan import Plan, PlanError, build_plan
 from bench.workload.prompt_file import PromptFile, PromptText, read_prompts
-from bench.workload.prompt_rows import PromptError, estimate_tokens
+from bench.workload.prompt_rows import PromptError, echoes, estimate_tokens
 from bench.workload.schedule import build_schedule, plan_hash
 
 ROWS = [
@@ -193,6 +193,26 @@ def test_a_plan_with_lines_says_so_to_older_versions(tmp_path):
     assert json.loads(plan.to_json())["format"] == 2 and json.loads(build_plan(Config()).to_json())["format"] == 1
     assert Plan.from_json(plan.to_json()) == plan
     assert "tides" not in plan.to_json()  # the user's text does not travel
+
+
+@pytest.mark.parametrize(
+    ("detail", "shown"),
+    [
+        ("Input should be a valid string, input: 'What about my medical record'", True),
+        ("... about   my\nmedical ...", True),  # a message becomes one line
+        ("maximum context length is 4096 tokens", False),
+        ("", False),
+        ("\"content\": \"What about", True),
+    ],
+)
+def test_a_message_that_shows_the_prompt_is_known(detail, shown):
+    assert echoes(detail, b'[{"role": "user", "content": "What about\\nmy medical record?"}]') == shown
+
+
+def test_short_prompts_and_escapes_are_known_too():
+    assert echoes("no such thing: ping", b'"ping"') and not echoes("no such thing", b'"ping"')
+    escaped = json.dumps("Grüße von der Küste").encode()
+    assert echoes("got 'Grüße von der Küste'", escaped) and echoes(r"got Gr\u00fc\u00dfe von der", escaped)
 
 
 def test_estimates():
