@@ -46,7 +46,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 def open_page(
     opener: urllib.request.OpenerDirector, url: str, timeout_s: float, key_headers: Callable[[], Mapping[str, str]]
 ) -> Any:
-    """The open answer, asked for without the key, and with `key_headers` when that is refused (401, 403). Raises OSError."""
+    """The open answer; asked for again with `key_headers` when it is refused without (401, 403). Raises OSError."""
     try:
         return opener.open(url, timeout=timeout_s)
     except urllib.error.HTTPError as error:
