@@ -20,6 +20,8 @@ USAGE_EXIT, INVALID_EXIT = 2, 4
 class _Refused(Exception):
     """The run cannot carry a profile."""
 
+DOUBT_RATIO = 0.15  # the method gives E2E back within 3 % where the law holds (docs/calibrate.md)
+
 
 @click.command(
     "calibrate",
@@ -58,7 +60,7 @@ def command(run: Path, output: Path, base: str, force: bool, no_compare: bool, a
         click.echo(f"bench calibrate: {error}", err=True)
         sys.exit(USAGE_EXIT)
     if as_json:
-        click.echo(json.dumps({"profile": str(output), **asdict(profile), "compare": table}))
+        click.echo(json.dumps({"profile": str(output), **asdict(profile), "compare": table, "doubt": _doubt(table, found)}))
     else:
         click.echo("\n".join(_text(profile, found, table, output)))
 
@@ -155,8 +157,29 @@ def _text(profile: Any, found: Any, table: list[dict[str, Any]], output: Path) -
             off = "-" if row["ratio"] is None else f"{row['ratio']:+.1%}"
             lines.append(f"{row['stage']:<18}{row['statistic']:<12}{row['measured_s'] * 1e3:>9.1f} ms"
                          f"{row['predicted_s'] * 1e3:>9.1f} ms{off:>12}")  # fmt: skip
+    if doubt := _doubt(table, found):
+        lines.append(f"note: {doubt}")
     lines.append(f"written: {output}")
     return lines
+
+
+def _doubt(table: list[dict[str, Any]], found: Any) -> str:
+    """One sentence when the profile does not give back the stages that it was fitted to; empty when it does.
+
+    The others are overloaded or failed: there the simulated admission refuses what the service let wait.
+    """
+    fitted = {residual.offered_qps for residual in found.residuals}
+    middles = [
+        row for row in table
+        if row["statistic"] == "e2e p50" and row["ratio"] is not None and row["offered_qps"] in fitted
+    ]  # fmt: skip
+    worst = max(middles, key=lambda row: abs(row["ratio"]), default=None)
+    if worst is None or abs(worst["ratio"]) <= DOUBT_RATIO:
+        return ""
+    return (
+        f"the profile does not give back its own run: the median answer at {worst['offered_qps']:g} requests/s is off "
+        f"by {worst['ratio']:+.0%}; decide nothing by it. Did the service's speed change between the stages?"
+    )
 
 
 def _rate(tps: float) -> str:

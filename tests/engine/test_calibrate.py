@@ -3,11 +3,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
 
-from bench.commands.calibrate import command
+from bench.commands.calibrate import _doubt, command
 from bench.commands.simulate import command as simulate
 from engine.calibrate import profile_from_fit
 from engine.profiles import PROFILES, load_profile
@@ -102,3 +103,15 @@ def test_bad_input_is_exit_2(tmp_path: Path):
     assert run(command, tmp_path / "none", "-o", tmp_path / "x.json")[0] == 2
     code, said = run(command, tmp_path, "-o", tmp_path / "x.txt")
     assert code == 2 and ".json" in said
+
+
+@pytest.mark.parametrize(
+    ("medians", "said"),
+    [([0.02, -0.15], ""), ([0.02, -0.16, 0.151], "at 2 requests/s is off by -16%"), ([None], ""), ([], "")],
+)
+def test_a_profile_that_does_not_give_back_its_run_is_doubted(medians: list[float | None], said: str):
+    table = [{"offered_qps": float(k + 1), "statistic": "e2e p50", "ratio": ratio} for k, ratio in enumerate(medians)]
+    table += [{"offered_qps": 1.0, "statistic": name, "ratio": 3.0} for name in ("ttft p50", "e2e p95", "tpot p50")]
+    table += [{"offered_qps": 9.0, "statistic": "e2e p50", "ratio": -0.9}]  # overloaded, so not fitted
+    found = SimpleNamespace(residuals=[SimpleNamespace(offered_qps=float(k)) for k in range(1, 5)])
+    assert (_doubt(table, found) == "") is (said == "") and said in _doubt(table, found)
