@@ -111,6 +111,10 @@ def test_bad_input_is_exit_2(tmp_path: Path):
 )
 def test_a_profile_that_does_not_give_back_its_run_is_doubted(medians: list[float | None], said: str):
     table = [{"offered_qps": float(k + 1), "statistic": "e2e p50", "ratio": ratio} for k, ratio in enumerate(medians)]
+    for row in table:
+        row |= {"measured_s": 1.0, "predicted_s": 1.0 + (row["ratio"] or 0.0)}
+    small = {"offered_qps": 4.0, "statistic": "e2e p50", "ratio": -0.3, "measured_s": 0.06, "predicted_s": 0.042}
+    table += [small, {"offered_qps": 1.0, "statistic": "e2e p50", "ratio": None, "measured_s": 1.0, "predicted_s": 1.0}]
     table += [{"offered_qps": 1.0, "statistic": name, "ratio": 3.0} for name in ("ttft p50", "e2e p95", "tpot p50")]
     table += [{"offered_qps": 9.0, "statistic": "e2e p50", "ratio": -0.9}]  # overloaded, so not fitted
     found = SimpleNamespace(residuals=[SimpleNamespace(offered_qps=float(k)) for k in range(1, 5)])
