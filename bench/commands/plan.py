@@ -28,7 +28,7 @@ BURST_INTERVALS_S = (1.0, 5.0, 10.0, 30.0, 60.0)
     help="""From a run to production: safe rate, instances, batch and queue limits, each with its formula.
 
     RUN is a run folder with a verdict. Nothing is changed; the settings are printed as a config diff and as options
-    of vLLM, SGLang and TensorRT-LLM.
+    of vLLM, SGLang, TensorRT-LLM and llama.cpp.
 
     Exit code 0: planned; 1: no rate held the SLO; 2: cannot be read; 4: the run is INVALID, nothing follows from it.
 

@@ -118,6 +118,7 @@ def test_flags_name_what_an_engine_lacks():
                                ["max_num_queued_tokens"])
     assert flags["tensorrt-llm"] == ("--max_batch_size 20 --enable_chunked_prefill --max_num_tokens 3420",
                                      ["max_num_queued_reqs", "max_num_queued_tokens"])
+    assert flags["llama.cpp"] == ("--parallel 20 --batch-size 3420", ["max_num_queued_reqs", "max_num_queued_tokens"])
 
 
 @pytest.fixture(scope="module")
