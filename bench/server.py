@@ -161,7 +161,8 @@ def _read_tools(server: MCPServer, jobs: Jobs) -> None:
     @server.tool()
     async def plan(run: str, target_qps: float = 0, growth: float = 0) -> dict[str, Any]:
         """From a run to production: safe rate, instances for a target rate grown by `growth` (0.3 = 30 % more), batch
-        and queue limits with their formulas, options of vLLM, SGLang, TensorRT-LLM and llama.cpp. Refuses an INVALID run."""
+        and queue limits with their formulas, options of vLLM, SGLang, TensorRT-LLM and llama.cpp. Refuses an INVALID
+        run."""
         extra = [*_opt("--target-qps", target_qps), *_opt("--growth", growth)]
         return await _bench(jobs, "plan", _run_path(jobs, run), "--json", *extra)
 

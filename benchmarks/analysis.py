@@ -24,9 +24,11 @@ from bench.records.stage import INFLIGHT_COLUMNS, STAGE_COLUMNS
 STAGES = 10
 WORKERS = 4
 CELLS = {
-    "stage": "{stage}", "arrival": "{i}", "worker": "{worker}", "repeat": "0", "offered_qps": "{qps}", "phase": "{phase}",
+    "stage": "{stage}", "arrival": "{i}", "worker": "{worker}", "repeat": "0", "offered_qps": "{qps}",
+    "phase": "{phase}",
     "request_id": "req-{stage:02d}-{i:08d}-5f3a", "status": "ok", "http_status": "200", "finish_reason": "length",
-    "intended_s": "{intended:.9f}", "sent_s": "{sent:.9f}", "headers_s": "{headers:.9f}", "first_token_s": "{first:.9f}",
+    "intended_s": "{intended:.9f}", "sent_s": "{sent:.9f}", "headers_s": "{headers:.9f}",
+    "first_token_s": "{first:.9f}",
     "first_content_s": "{first:.9f}", "last_token_s": "{last:.9f}", "done_s": "{done:.9f}", "send_lag_s": "{lag:.9f}",
     "ttft_s": "{ttft:.9f}", "ttfo_s": "{ttft:.9f}", "tpot_s": "{tpot:.9f}", "e2e_s": "{e2e:.9f}",
     "residence_s": "{residence:.9f}", "input_tokens": "{prompt}", "prompt_tokens": "{prompt}", "max_tokens": "{tokens}",

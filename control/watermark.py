@@ -326,7 +326,8 @@ def _hold(f: Facts, safe: float) -> Line:
 
 # Options by engine, as (option, keys whose values add up); None: the engine has none. Checked against the sources and
 # pages of: vLLM 0.33 (--max-num-active-seqs since 0.31, --max-num-queued-* since 0.29), SGLang 0.5 (server arguments),
-# TensorRT-LLM 1.x (trtllm-serve), llama.cpp 0.5 (llama-server). vLLM counts waiting AND running requests against --max-num-queued-reqs.
+# TensorRT-LLM 1.x (trtllm-serve), llama.cpp 0.5 (llama-server). vLLM counts waiting AND running requests against
+# --max-num-queued-reqs.
 FLAGS: dict[str, dict[str, tuple[str, tuple[str, ...]] | None]] = {
     "vllm": {
         "max_num_seqs": ("--max-num-seqs", ("max_num_seqs",)),
