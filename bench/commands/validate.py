@@ -48,6 +48,7 @@ def command(
     from bench.config import ConfigError, Problem, load_config
     from bench.config.limits import limit_problems
     from bench.workload.expect import expect_stages, total
+    from bench.workload.labels import fault_code
     from bench.workload.plan import PlanError, build_plan
 
     try:
@@ -61,8 +62,11 @@ def command(
             seed=seed or None,
         )
     except PlanError as error:
-        kind = "CFG-040" if _names_file(resolved, str(error)) else "CFG-045"
-        wrong = [Problem(kind, str(file), f"cannot become a plan: {line}") for line in str(error).splitlines()]
+        named = _names_file(resolved, str(error))
+        wrong = [
+            Problem(fault_code(line) if named else "CFG-045", str(file), f"cannot become a plan: {line}")
+            for line in str(error).splitlines()
+        ]
         found = [*problems, *wrong, *resolved.warnings]
         _finish({"ok": False, "file": str(file), "problems": _plain(found)}, as_json, _lines(found))
     stages = expect_stages(plan, resolved.config.slo.attainment_target)

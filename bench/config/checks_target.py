@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from bench.config.findings import Finding, reads
+from bench.config.json_body import ALLOWED, body_fault
 from bench.config.schema import Config
 
 
@@ -198,6 +199,10 @@ def _target(config: Config) -> Iterator[Finding]:
                 "",
                 "remove it; see loadgen and target for the key that sets it",
             )
+    for name, value in config.target.extra_body.items():
+        if found := body_fault(value):
+            fix = "write it as a text, or as a number that fits"
+            yield Finding("CFG-005", ("target", "extra_body", name, *found[0]), found[1], ALLOWED, fix)
     for name, value in config.target.extra_headers.items():
         if (
             not name.isascii()

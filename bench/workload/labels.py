@@ -7,7 +7,7 @@ Does not: know configs, plans or files.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,27 @@ from bench.workload.packed import pack, unpack
 from bench.workload.trace_rows import TraceError
 
 MAX_NAMES = 1000  # different tenants, or classes
+KEY_FOUND = "holds the API key of the environment"
+_SHOWN_KEY = 12  # characters of a key that no complaint may show
+_MIN_KEY = 8  # characters; shorter keys are not searched for, as in a config
+
+
+def refuse_key(text: str, what: str, keys: Iterable[str]) -> None:
+    """Raise TraceError, without showing it, when a label that goes into the ledger holds one of the API keys."""
+    if text and any(len(key) >= _MIN_KEY and key in text for key in keys):
+        raise TraceError(f"{what} {KEY_FOUND}, and labels stand in the ledger; take it out")
+
+
+def hide_key(text: str, keys: Iterable[str]) -> str:
+    """A complaint about a file, or words without it when it shows the start of an API key."""
+    if any(len(key) >= _MIN_KEY and key[:_SHOWN_KEY] in text for key in keys):
+        return f"what is wrong there {KEY_FOUND}; take it out"
+    return text
+
+
+def fault_code(line: str) -> str:
+    """Code of a complaint about a file that the config names."""
+    return "CFG-010" if KEY_FOUND in line else "CFG-040"
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,8 +91,8 @@ class Labels:
 class Names:
     """Names of the rows as numbers, in order of first appearance."""
 
-    def __init__(self, path: Path, what: str) -> None:
-        self._path, self._what = path, what
+    def __init__(self, path: Path, what: str, keys: frozenset[str] = frozenset()) -> None:
+        self._path, self._what, self._keys = path, what, keys
         self._place = array("q")
         self._lines: dict[str, int] = {}
         self._index: dict[str, int] = {}
@@ -80,6 +101,7 @@ class Names:
         """The name of the next row; "" = none."""
         index = self._index.get(name)
         if index is None:
+            refuse_key(name, f"{self._path}:{line}: {self._what}", self._keys)
             index = self._index[name] = len(self._index)
             self._lines[name] = line
             if index >= MAX_NAMES:

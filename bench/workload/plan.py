@@ -20,7 +20,9 @@ from typing import TypeVar
 
 import numpy as np
 
+from bench.config.dotenv import environment
 from bench.config.schema import MAX_QPS, MIN_QPS, Config
+from bench.config.secrets import known_keys
 from bench.workload import lengths as laws
 from bench.workload.arrivals import Levels, integrated_rate, rate_at
 from bench.workload.labels import Labels
@@ -375,6 +377,7 @@ def _load_trace(config: Config, shape: str) -> Trace | None:
         max_input_tokens=load.trace_max_input_tokens,
         max_output_tokens=load.max_output_tokens,
         prefixes=load.trace_prefixes,
+        keys=_api_keys(config),
     )
 
 
@@ -385,7 +388,7 @@ def _load_lines(config: Config) -> PromptFile | None:
     try:
         found = read_prompts(
             Path(load.prompts_file), order=load.prompts_order, endpoint=config.target.endpoint,
-            text_only=config.engine.embedded,
+            text_only=config.engine.embedded, keys=_api_keys(config),
         )  # fmt: skip
     except OSError as error:
         raise PlanError(
@@ -393,6 +396,12 @@ def _load_lines(config: Config) -> PromptFile | None:
             "file, from the working folder"
         ) from None
     return replace(found, max_tokens=np.minimum(found.max_tokens, load.max_output_tokens))
+
+
+def _api_keys(config: Config) -> frozenset[str]:
+    """The API keys that are known here, so that none of them becomes a label."""
+    path = config.target.api_key_file
+    return frozenset(known_keys(environment(None)) | (known_keys({"BENCH_API_KEY_FILE": path}) if path else set()))
 
 
 Labelled = TypeVar("Labelled", Trace, PromptFile)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import hashlib
+import io
 import json
 import os
 import stat
@@ -30,7 +31,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from bench.workload.labels import Labels, Names
+from bench.workload.labels import Labels, Names, hide_key
 from bench.workload.packed import pack, unpack
 from bench.workload.prompt_rows import PromptError, PromptRow, estimate_tokens, prompt_text, read_row
 from bench.workload.trace_rows import TraceError
@@ -38,9 +39,12 @@ from bench.workload.trace_rows import TraceError
 MAX_LINE = 16 << 20  # bytes
 MAX_BYTES = 4 << 30  # of the file, unpacked
 MAX_ROWS = 1_000_000
+MAX_BLANK = MAX_ROWS  # blank lines
 MAX_PROBLEMS = 10
+_NO_FILE = "is not a regular file; name a JSONL file of prompts, plain or .gz"
 BOM = b"\xef\xbb\xbf"
 _CHUNK = 4 << 20
+_BUFFER = 256 << 10
 # Columns of the index, all int64: `differences` says which are packed as such.
 _COLUMNS = ("line", "start", "size", "extra_start", "extra_size", "messages", "input_tokens", "estimated", "max_tokens",
             "same")  # fmt: skip
@@ -101,18 +105,29 @@ class PromptFile:
         )  # fmt: skip
 
 
-def read_prompts(path: Path, *, order: str = "shuffled", endpoint: str = "chat", text_only: bool = False) -> PromptFile:
-    """The index of a file. Raises PromptError with file and line, OSError when the file cannot be read."""
-    seen = path.stat()
-    if not stat.S_ISREG(seen.st_mode):
-        raise PromptError(f"{path}: is not a regular file; name a JSONL file of prompts, plain or .gz")
+def read_prompts(
+    path: Path,
+    *,
+    order: str = "shuffled",
+    endpoint: str = "chat",
+    text_only: bool = False,
+    keys: frozenset[str] = frozenset(),
+) -> PromptFile:
+    """The index of a file. Raises PromptError with file and line, OSError when the file cannot be read.
+
+    `keys`: API keys, which no label may hold.
+    """
+    with _regular(path) as raw:
+        seen = os.fstat(raw.fileno())
     # A command reads its config's plan more than once; 100 MB take a second or two.
-    return _read(path, (seen.st_mtime_ns, seen.st_size, seen.st_ino), order, endpoint, text_only)
+    return _read(path, (seen.st_mtime_ns, seen.st_size, seen.st_ino), order, endpoint, text_only, keys)
 
 
 @lru_cache(maxsize=2)
-def _read(path: Path, _stamp: tuple[int, ...], order: str, endpoint: str, text_only: bool) -> PromptFile:
-    index = _Index(path)
+def _read(
+    path: Path, _stamp: tuple[int, ...], order: str, endpoint: str, text_only: bool, keys: frozenset[str]
+) -> PromptFile:
+    index = _Index(path, keys)
     digest = hashlib.sha256()
     with _unpacked(path) as stream, _named_faults(path):
         try:
@@ -129,8 +144,8 @@ def _read(path: Path, _stamp: tuple[int, ...], order: str, endpoint: str, text_o
 class _Index:
     """Columns while a file is read, and what is wrong with its lines."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, keys: frozenset[str]) -> None:
+        self._path, self._keys = path, keys
         self._columns = {name: array("q") for name in _COLUMNS}
         self._first: dict[bytes, int] = {}  # prompt -> its first place
         self._ids: dict[str, int] = {}  # id -> its line
@@ -143,9 +158,9 @@ class _Index:
     def take(self, number: int, at: int, raw: bytes, endpoint: str, text_only: bool) -> None:
         """One more line; what is wrong with it is kept for the end."""
         try:
-            self._add(number, at, read_row(raw, endpoint=endpoint, text_only=text_only))
+            self._add(number, at, read_row(raw, endpoint=endpoint, text_only=text_only, keys=self._keys))
         except PromptError as error:
-            self._problems.append(f"{self._path}:{number}: {error}")
+            self._problems.append(f"{self._path}:{number}: {hide_key(str(error), self._keys)}")
         if len(self._problems) >= MAX_PROBLEMS:
             raise PromptError(f"{self._path}: reading stopped here; there may be more")
 
@@ -182,14 +197,30 @@ class _Index:
         )
 
 
+def _regular(path: Path) -> IO[bytes]:
+    """A file, opened without buffer. Raises PromptError for a device, a folder or a pipe, which is not waited for."""
+
+    def opener(name: str, flags: int) -> int:
+        return os.open(name, flags | getattr(os, "O_NONBLOCK", 0))
+
+    if path.is_dir():
+        raise PromptError(f"{path}: {_NO_FILE}")
+    raw = open(path, "rb", buffering=0, opener=opener)  # noqa: SIM115 - the caller closes it
+    if not stat.S_ISREG(os.fstat(raw.fileno()).st_mode):
+        raw.close()
+        raise PromptError(f"{path}: {_NO_FILE}")
+    return raw
+
+
 @contextlib.contextmanager
 def _unpacked(path: Path) -> Iterator[IO[bytes]]:
     """The bytes of a file, unpacked when its content says gzip: names lie."""
     with contextlib.ExitStack() as stack:
-        raw = stack.enter_context(open(path, "rb"))
+        raw = stack.enter_context(_regular(path))
         gzipped = raw.read(2) == b"\x1f\x8b"
         raw.seek(0)
-        yield stack.enter_context(gzip.GzipFile(fileobj=raw)) if gzipped else raw  # type: ignore[arg-type]
+        plain = stack.enter_context(gzip.GzipFile(fileobj=raw)) if gzipped else raw
+        yield stack.enter_context(io.BufferedReader(plain, _BUFFER))  # type: ignore[arg-type]
 
 
 @contextlib.contextmanager
@@ -205,7 +236,7 @@ def _named_faults(path: Path) -> Iterator[None]:
 
 def _lines(stream: IO[bytes], path: Path, note: Callable[[bytes], Any]) -> Iterator[tuple[int, int, bytes]]:
     """(line number, first byte, content without line break) of the lines that are not blank; `note` gets every byte."""
-    number = at = 0
+    number = at = blank = 0
     while raw := stream.readline(MAX_LINE + 1):
         number += 1
         if len(raw) > MAX_LINE:
@@ -223,15 +254,23 @@ def _lines(stream: IO[bytes], path: Path, note: Callable[[bytes], Any]) -> Itera
                     "script for ShareGPT's file)"
                 )
         content = raw[skipped:].rstrip(b"\r\n")
-        if content.strip():
+        if content and not content.isspace():
             yield number, at + skipped, content
+        else:
+            blank += 1
+            if blank > MAX_BLANK:
+                raise PromptError(f"{path}:{number}: more than {MAX_BLANK} blank lines; take them out")
         at += len(raw)
         if at > MAX_BYTES:
             raise PromptError(f"{path}:{number}: more than {MAX_BYTES >> 30} GB; take a sample of the file")
 
 
 class PromptText:
-    """The text of the lines of a file that is what a plan says: opened and compared once, then read line by line."""
+    """The text of the lines of a file that is what a plan says: opened and compared once, then read line by line.
+
+    It is read from the descriptor whose bytes were compared: another file at the same path is never seen. What was
+    written into the same file since then is (`changed`).
+    """
 
     def __init__(self, file: PromptFile, path: str = "", *, pause: Callable[[], Any] = lambda: None) -> None:
         """`path` instead of the plan's; `pause` is called between pieces of some MB. Raises PromptError."""
@@ -249,14 +288,16 @@ class PromptText:
             ) from None
 
     def _open(self) -> None:
-        raw = open(self.path, "rb", buffering=0)  # noqa: SIM115 - stays open
+        raw = _regular(self.path)  # stays open
         gzipped = raw.read(2) == b"\x1f\x8b"
         raw.seek(0)
-        self._stamp = self._now(raw)
+        self._stamp = _stamp(raw)  # before the bytes are read: what is written meanwhile shows
         if gzipped:
             with raw, _named_faults(self.path):
                 self._stream = tempfile.TemporaryFile()  # noqa: SIM115 - stays open
-                found = self._hash(gzip.GzipFile(fileobj=raw), self._stream.write)
+                found = self._hash(gzip.GzipFile(fileobj=raw), self._stream.write)  # type: ignore[arg-type]
+                self._stream.flush()
+                self._stamp = _stamp(self._stream)  # nobody else has this file
         else:
             self._stream = raw
             found = self._hash(raw)
@@ -278,18 +319,14 @@ class PromptText:
             self._pause()
         return digest.hexdigest()
 
-    def _now(self, stream: Any = None) -> tuple[int, ...]:
-        found = os.fstat(stream.fileno()) if stream is not None else self.path.stat()
-        return found.st_mtime_ns, found.st_size, found.st_ino
-
     def is_current(self, file: PromptFile, path: str = "") -> bool:
-        """Whether this is the text of `file`, and its path still holds what was compared."""
-        if (self.file.sha256, self.path) != (file.sha256, Path(path or file.path)):
-            return False
-        try:
-            return self._now() == self._stamp
-        except OSError:
-            return False
+        """Whether this is the text of `file`, of the same path, and nothing was written into it since."""
+        return (self.file.sha256, self.path) == (file.sha256, Path(path or file.path)) and not self.changed
+
+    @property
+    def changed(self) -> bool:
+        """Whether somebody wrote into the open file since it was compared: what was read since may be anything."""
+        return self._stream is None or _stamp(self._stream) != self._stamp
 
     def value(self, place: int) -> bytes:
         """The JSON of a prompt or of its messages, as it stands in the file."""
@@ -317,6 +354,11 @@ class PromptText:
         if self._stream is not None:
             self._stream.close()
             self._stream = None
+
+
+def _stamp(stream: IO[bytes]) -> tuple[int, int]:
+    found = os.fstat(stream.fileno())
+    return found.st_mtime_ns, found.st_size
 
 
 _open: list[PromptText] = []

@@ -19,7 +19,10 @@ from json.decoder import scanstring
 from typing import Any, NamedTuple
 
 from bench.config.checks_target import PLANNED_FIELDS
+from bench.config.json_body import ALLOWED, body_fault, shown_place
 from bench.config.schema import MAX_TOKENS
+from bench.workload.labels import refuse_key
+from bench.workload.trace_rows import TraceError
 
 KEYS = (
     "prompt", "messages", "max_tokens", "output_tokens", "input_tokens", "tenant", "request_class", "id", "extra_body",
@@ -88,10 +91,12 @@ def echoes(detail: str, raw: bytes) -> bool:
     return any(message[i : i + ECHO] in source for i in range(len(message) - ECHO + 1) for source in sources)
 
 
-def read_row(line: bytes, *, endpoint: str = "chat", text_only: bool = False) -> PromptRow:
+def read_row(
+    line: bytes, *, endpoint: str = "chat", text_only: bool = False, keys: frozenset[str] = frozenset()
+) -> PromptRow:
     """The row of a line without its line break. Raises PromptError (what is wrong, what is allowed; no place).
 
-    `endpoint` as `target.endpoint`; `text_only`: parts that are no text cannot be sent.
+    `endpoint` as `target.endpoint`; `text_only`: parts that are no text cannot be sent; `keys` as in `refuse_key`.
     """
     try:
         text = line.decode("utf-8")
@@ -111,6 +116,8 @@ def read_row(line: bytes, *, endpoint: str = "chat", text_only: bool = False) ->
         raise PromptError(f"{what}; exactly one of them stands in a line")
     value, start, end = found[kinds[0]]
     _check_prompt(value) if kinds == ["prompt"] else _check_messages(value, endpoint)
+    if endpoint == "messages" and kinds == ["messages"]:  # written anew without the messages of the system
+        _check_sendable(value, "messages")
     plain, whole = prompt_text(value)
     if text_only and not whole:
         raise PromptError("has a content that is not text; the embedded engine takes text only")
@@ -129,9 +136,9 @@ def read_row(line: bytes, *, endpoint: str = "chat", text_only: bool = False) ->
         text_bytes=text_bytes,
         input_tokens=_count(found, "input_tokens"),
         max_tokens=_limit(found),
-        tenant=_name(found, "tenant"),
-        request_class=_name(found, "request_class"),
-        id=_id(found),
+        tenant=_without_key(_name(found, "tenant"), "tenant", keys),
+        request_class=_without_key(_name(found, "request_class"), "request_class", keys),
+        id=_without_key(_id(found), "id", keys),
     )
 
 
@@ -274,7 +281,14 @@ def _extra(found: dict[str, tuple[Any, int, int]], text: str) -> tuple[int, int]
             raise PromptError(
                 f"extra_body sets {key}, which the plan sets; take it out (max_tokens is a key of the line)"
             )
+    _check_sendable(value, "extra_body")
     return _bytes_of(text, start, end) if value else (0, 0)
+
+
+def _check_sendable(value: Any, root: str) -> None:
+    fault = body_fault(value)
+    if fault is not None:
+        raise PromptError(f"{shown_place(root, fault[0])} {fault[1]}; allowed are {ALLOWED}")
 
 
 def _limit(found: dict[str, tuple[Any, int, int]]) -> int | None:
@@ -301,6 +315,14 @@ def _name(found: dict[str, tuple[Any, int, int]], key: str) -> str:
         return ""
     if not isinstance(value, str) or len(value) > MAX_NAME or not (value == "" or value.isprintable()):
         raise PromptError(f"{key} is no printable name of at most {MAX_NAME} characters")
+    return value
+
+
+def _without_key(value: str, what: str, keys: frozenset[str]) -> str:
+    try:
+        refuse_key(value, what, keys)
+    except TraceError as error:
+        raise PromptError(str(error)) from None
     return value
 
 

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.workload.labels import Labels, Names
+from bench.workload.labels import KEY_FOUND, Labels, Names, hide_key
 from bench.workload.packed import pack, unpack
 from bench.workload.prefix import Prefixes, make_prefixes, take_rows
 from bench.workload.trace_rows import MICRO, Row, TraceError, read_rows
@@ -98,18 +98,25 @@ def read_trace(
     max_input_tokens: int | None = None,
     max_output_tokens: int | None = None,
     prefixes: bool = True,
+    keys: frozenset[str] = frozenset(),
 ) -> Trace:
     """The arrivals of a trace file in [start_s, end_s) of the trace, lengths (and block ids) cut to the caps.
 
-    Raises TraceError (file and line in the message), also for a file that cannot be read.
+    Raises TraceError (file and line in the message), also for a file that cannot be read, and for a tenant or class
+    that holds one of the API `keys`.
     """
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise TraceError(f"{path}: is not a regular file; write the trace to a file and name that")
-        table = _collect(read_rows(path, prefixes=prefixes), path)
+        table = _collect(read_rows(path, prefixes=prefixes), path, keys)
     except (OSError, EOFError, zlib.error) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error) or type(error).__name__
         raise TraceError(f"{path}: cannot be read ({reason})") from None
+    except TraceError as error:
+        text = str(error)
+        if hide_key(text, keys) != text and KEY_FOUND not in text:
+            raise TraceError(f"{path}: {hide_key(text, keys)}") from None
+        raise
     return _window(table, path, start_s, end_s, spread_ties, max_input_tokens, max_output_tokens)
 
 
@@ -123,11 +130,11 @@ class _Table:
     classes: Labels
 
 
-def _collect(rows: Iterator[Row], path: Path) -> _Table:
+def _collect(rows: Iterator[Row], path: Path, keys: frozenset[str]) -> _Table:
     """The table of a file; refuses rows out of order."""
     out = array("q")
     blocks = _Blocks(path)
-    tenants, classes = Names(path, "tenant"), Names(path, "request_class")
+    tenants, classes = Names(path, "tenant", keys), Names(path, "request_class", keys)
     origin = previous = 0
     for row in rows:
         time_us = row.time_us
