@@ -164,6 +164,13 @@ def make_plan(facts: Facts, *, target_qps: float | None = None, growth: float = 
     return CapacityPlan(lines, settings)
 
 
+def without_limits(plan: CapacityPlan, why: str) -> CapacityPlan:
+    """The plan without batch and queue limits, where it is not known what the service runs with."""
+    own = ("max_num_seqs", "batch_size_cap", "max_num_batched_tokens", "max_num_queued_reqs", "max_num_queued_tokens")
+    lines = [Line(x.key, None, x.unit, "not known", "", why) if x.key in own else x for x in plan.lines]
+    return CapacityPlan(lines, {})
+
+
 def _rates(f: Facts, bursts: Sequence[Burst]) -> list[Line]:
     k = f.knee_low_qps
     lines = [
@@ -361,8 +368,8 @@ FLAGS: dict[str, dict[str, tuple[str, tuple[str, ...]] | None]] = {
 def engine_flags(plan: CapacityPlan) -> dict[str, tuple[str, list[str]]]:
     """Per engine: its command-line options, and the limits it has no option for (keep those in the gateway)."""
     values = {line.key: line.value for line in plan.lines}
-    found = {}
-    for engine, options in FLAGS.items():
+    found: dict[str, tuple[str, list[str]]] = {}
+    for engine, options in FLAGS.items() if plan.settings else ():
         parts, missing = [], []
         for key, option in options.items():
             if option is None:

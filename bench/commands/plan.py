@@ -36,6 +36,7 @@ BURST_INTERVALS_S = (1.0, 5.0, 10.0, 30.0, 60.0)
     Example:
       bench plan runs/20261129T120000Z-1a2b
       bench plan runs/20261129T120000Z-1a2b --target-qps 60 --growth 0.3
+      bench plan runs/20261129T120000Z-1a2b --runs-with max_num_seqs=64 --runs-with max_num_batched_tokens=8192
       bench plan --simulate configs/demo.json --trace configs/study/chat_turns.jsonl --json
     """,
 )
@@ -67,6 +68,14 @@ BURST_INTERVALS_S = (1.0, 5.0, 10.0, 30.0, 60.0)
     help="Arrivals of production (Azure CSV or Mooncake JSONL): headroom for their bursts.",
 )
 @click.option(
+    "--runs-with",
+    "runs_with",
+    multiple=True,
+    metavar="KEY=N",
+    help="What your service runs with: max_num_seqs, batch_size_cap, max_num_batched_tokens. A run of a service does "
+    "not say; without them no batch or queue limit is proposed.",
+)
+@click.option(
     "--write",
     type=click.Path(path_type=Path, dir_okay=False),
     default=None,
@@ -79,6 +88,7 @@ def command(
     target_qps: float | None,
     growth: float,
     trace: Path | None,
+    runs_with: tuple[str, ...],
     write: Path | None,
     as_json: bool,
 ) -> None:
@@ -89,7 +99,9 @@ def command(
         raise click.UsageError("give a run folder, or --simulate CONFIG (not both)")
     try:
         with _run_folder(run, config) as folder:
-            document = plan_document(folder, target_qps=target_qps, growth=growth, trace=trace)
+            document = plan_document(
+                folder, target_qps=target_qps, growth=growth, trace=trace, runs_with=_runs_with(runs_with)
+            )
     except PlanRefused as error:
         click.echo(f"bench plan: {error}", err=True)
         sys.exit(error.exit_code)
@@ -137,12 +149,17 @@ def _run_folder(run: Path | None, config: Path | None) -> Iterator[Path]:
 
 
 def plan_document(
-    folder: Path, *, target_qps: float | None = None, growth: float = 0.0, trace: Path | None = None
+    folder: Path,
+    *,
+    target_qps: float | None = None,
+    growth: float = 0.0,
+    trace: Path | None = None,
+    runs_with: dict[str, int] | None = None,
 ) -> dict[str, Any]:
     """The plan of a run folder as a JSON-able dict. Raises PlanRefused."""
-    from bench.commands.plan_facts import facts_of
+    from bench.commands.plan_facts import facts_of, unknown_limits
     from bench.records.analysis import read_analysis
-    from control.watermark import engine_flags, make_plan
+    from control.watermark import engine_flags, make_plan, without_limits
 
     if not folder.exists():
         raise PlanRefused(f"{folder} does not exist; give the folder of a run, such as one under runs/", USAGE_EXIT)
@@ -164,8 +181,14 @@ def plan_document(
         raise PlanRefused(
             f"{folder}: {capacity.sentence} No rate is safe; measure lower rates, or relax the SLO", FAILED_EXIT
         )
-    facts = facts_of(analysis, folder)
+    facts, unknown = facts_of(analysis, folder, runs_with or {}), unknown_limits(analysis.run, runs_with or {})
     plan = make_plan(facts, target_qps=target_qps or analysis.target_qps, growth=growth, bursts=_bursts(trace))
+    if unknown:
+        plan = without_limits(
+            plan,
+            f"the run does not say {' and '.join(unknown)} of the service (the config's value is this tool's default); "
+            "give --runs-with KEY=N",
+        )
     diff = _diff(analysis.run.get("config") or {}, plan.settings)
     safe = plan.line("watermark_qps").value
     return {
@@ -196,6 +219,18 @@ def plan_document(
         f"--stage-duration {plan.line('hold_s').value:g}",
         "config": _with(analysis.run.get("config") or {}, plan.settings),
     }
+
+
+def _runs_with(given: tuple[str, ...]) -> dict[str, int]:
+    from bench.commands.plan_facts import LIMITS
+
+    found = {}
+    for text in given:
+        key, _, value = text.partition("=")
+        if key not in LIMITS or not value.isdecimal() or int(value) < 1:
+            raise click.UsageError(f"--runs-with {text}: give {', '.join(LIMITS)} = a whole number, at least 1")
+        found[key] = int(value)
+    return found
 
 
 def _same_service(run: dict[str, Any]) -> str:
@@ -267,7 +302,9 @@ def _text(document: dict[str, Any], write: Path | None) -> list[str]:
             f"+ {change['key']}: {json.dumps(change['planned'])}",
         ]
     if not document["diff"]:
-        lines.append("  (none: the run's settings are the planned ones)")
+        lines.append(
+            "  (none: the run's settings are the planned ones)" if document["settings"] else "  (none: see the notes)"
+        )
     lines.append("")
     for name, flags in document["flags"].items():
         missing = (

@@ -16,10 +16,42 @@ from control.watermark import Facts, StepLaw
 DISPERSION = {"constant": 0.0, "poisson": 1.0}
 
 
-def facts_of(analysis: Analysis, folder: Path) -> Facts:
-    """The facts of a run whose verdict allows to plan."""
+LIMITS = ("max_num_seqs", "batch_size_cap", "max_num_batched_tokens")
+
+
+def unknown_limits(run: dict[str, Any], runs_with: dict[str, int]) -> list[str]:
+    """The limits that nobody has said: a service runs with its own, whatever the config's defaults are.
+
+    Known are those of the embedded engine (also in virtual time), those in the config, and `runs_with`. The batch is
+    known by `max_num_seqs` or `batch_size_cap`, either one.
+    """
+    origin = run.get("config_origin") or {}
+    if run.get("simulated") or ((run.get("config") or {}).get("engine") or {}).get("embedded") or not origin:
+        return []
+
+    def told(key: str) -> bool:
+        return key in runs_with or origin.get(f"scheduler.{key}", "default") != "default"
+
+    unknown = [] if told("max_num_seqs") or told("batch_size_cap") else ["max_num_seqs"]
+    return unknown if told("max_num_batched_tokens") else [*unknown, "max_num_batched_tokens"]
+
+
+def _scheduler(run: dict[str, Any], runs_with: dict[str, int]) -> dict[str, Any]:
+    """The limits that the run had: of what was told, the batch also stands for its other name."""
+    config, origin = run.get("config") or {}, run.get("config_origin") or {}
+    found = {**(config.get("scheduler") or {}), **runs_with}
+    told = [k for k in LIMITS[:2] if k in runs_with] or [
+        k for k in LIMITS[:2] if origin.get(f"scheduler.{k}", "default") != "default"
+    ]
+    if len(told) == 1 and not ((config.get("engine") or {}).get("embedded") or run.get("simulated")):
+        found |= dict.fromkeys(LIMITS[:2], found[told[0]])
+    return found
+
+
+def facts_of(analysis: Analysis, folder: Path, runs_with: dict[str, int] | None = None) -> Facts:
+    """The facts of a run whose verdict allows to plan; `runs_with`: limits of the service that the run does not say."""
     config = analysis.run.get("config") or {}
-    scheduler, slo = config.get("scheduler") or {}, analysis.slo
+    scheduler, slo = _scheduler(analysis.run, runs_with or {}), analysis.slo
     engine, admission = config.get("engine") or {}, config.get("admission") or {}
     model = analysis.model or {}
     fit, lengths = model.get("fit"), model.get("lengths") or {}

@@ -5,13 +5,15 @@ import json
 import math
 import random
 import shlex
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from bench.commands.plan import command
+from bench.commands.plan import command, plan_document
+from bench.commands.plan_facts import LIMITS, unknown_limits
 from bench.commands.run import command as run
 from bench.config import load_config
 from control.watermark import Burst, Facts, StepLaw, burst_rate_qps, dispersion, engine_flags, make_plan, residence_at_s
@@ -152,6 +154,45 @@ def test_the_command_plans_a_run_and_writes_a_config_that_loads(simulated, tmp_p
     assert run.make_context("run", shlex.split(document["hold"])[2:]).params["config"] == ROOT / "configs" / "demo.json"
     text = CliRunner().invoke(command, [str(simulated)]).output
     assert f"prove it: {demo}" in text and "N + z sqrt(N) = (D_ttft - T(n) - gamma P95) x X" in text
+
+
+ORIGIN = {"scheduler.max_num_seqs": "default", "scheduler.batch_size_cap": "default",
+          "scheduler.max_num_batched_tokens": "default"}
+
+
+@pytest.mark.parametrize(("told", "runs_with", "unknown"), [
+    ((), {}, ["max_num_seqs", "max_num_batched_tokens"]),
+    (("max_num_seqs",), {}, ["max_num_batched_tokens"]),
+    (("batch_size_cap", "max_num_batched_tokens"), {}, []),
+    ((), {"max_num_seqs": 64, "max_num_batched_tokens": 8192}, []),
+    ((), {"max_num_seqs": 64}, ["max_num_batched_tokens"]),
+])
+def test_a_service_runs_with_what_it_runs_with(told, runs_with, unknown):
+    origin = ORIGIN | {f"scheduler.{key}": "file c.json" for key in told}
+    run = {"config": {"engine": {"embedded": False}}, "config_origin": origin}
+    assert unknown_limits(run, runs_with) == unknown
+    for ours in ({"simulated": True}, {"config": {"engine": {"embedded": True}}}, {"config_origin": {}}):
+        assert unknown_limits(run | ours, {}) == []
+
+
+def test_no_limit_is_proposed_where_the_service_has_not_said_its_own(simulated, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(simulated, folder)
+    document = json.loads((folder / "analysis.json").read_text())
+    document["run"] |= {"simulated": False, "config_origin": ORIGIN}
+    document["run"]["config"]["engine"]["embedded"] = False
+    (folder / "analysis.json").write_text(json.dumps(document))
+    plan = plan_document(folder)
+    values = {line["key"]: line["value"] for line in plan["lines"]}
+    assert values["watermark_qps"] > 0 and values["instances"] >= 1 and plan["hold"]
+    assert [values[key] for key in (*LIMITS, "max_num_queued_reqs", "max_num_queued_tokens")] == [None] * 5
+    assert not plan["settings"] and not plan["flags"] and not plan["diff"]
+    told = plan_document(folder, runs_with={"max_num_seqs": 20, "max_num_batched_tokens": 2048})
+    assert told["settings"]["scheduler.max_num_seqs"] <= 20 and "--max-num-seqs" in told["flags"]["vllm"]["options"]
+    # The batch has two names; told by one it is known by both.
+    assert told["settings"]["scheduler.batch_size_cap"] <= 20
+    wrong = CliRunner().invoke(command, [str(folder), "--runs-with", "max_num_seqs=0"])
+    assert wrong.exit_code == 2 and "max_num_seqs=0" in wrong.output
 
 
 def test_an_invalid_run_gives_no_plan(simulated, tmp_path):
