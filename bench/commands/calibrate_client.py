@@ -56,7 +56,7 @@ START_S = 6.0  # of Locust, its end and the analysis
 @click.option("--config", "-c", type=click.Path(path_type=Path), default=Path("configs/scheduler_bench.json"),
               show_default=True, envvar="BENCH_CONFIG", help="Config file, JSON or YAML.")
 @click.option("--qps", default="", help="Rates to try in requests/s, such as 50,100; default: doubled from the target.")
-@click.option("--processes", type=click.IntRange(min=0), default=0, help="Worker processes; 0: the config's.")
+@click.option("--processes", type=click.IntRange(min=0, max=256), default=0, help="Worker processes; 0: the config's.")
 @click.option("--budget", "budget_s", type=click.FloatRange(min=10), default=60.0, show_default=True,
               help="Seconds that the whole calibration may take.")
 @click.option("--output", "-o", type=click.Path(path_type=Path), default=None,

@@ -53,7 +53,7 @@ LOAD: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
     (
         ("--processes",),
         {
-            "type": click.IntRange(min=0),
+            "type": click.IntRange(min=0, max=256),
             "default": 0,
             "help": "Worker processes of the sender; 0: the config's.",
         },

@@ -42,7 +42,7 @@ from bench.commands.options import SHAPES, load_options, refuse_beside
 )
 @load_options
 @click.option(
-    "--users", type=click.IntRange(min=0), default=0, help="Closed loop: so many requests always open, no rate."
+    "--users", type=click.IntRange(min=1), default=None, help="Closed loop: so many requests always open, no rate."
 )
 @click.option("--base-url", default="", help="Address of the service; overrides config and environment.")
 @click.option("--model", default="", help="Model id; overrides config and environment.")
@@ -94,7 +94,7 @@ from bench.commands.options import SHAPES, load_options, refuse_beside
     help="Seconds to wait for a service that is not up yet.",
 )
 @click.option("--no-preflight", is_flag=True, help="Skip the check of the channel.")
-def command(config: Path, shape: str, users: int, base_url: str, model: str, baseline: Path | None,
+def command(config: Path, shape: str, users: int | None, base_url: str, model: str, baseline: Path | None,
             no_preflight: bool, **load: Any) -> None:  # fmt: skip
     """Run one job and exit with its code."""
     from bench.commands.job import run_job
@@ -103,7 +103,7 @@ def command(config: Path, shape: str, users: int, base_url: str, model: str, bas
     if users:
         refuse_beside("--users", "a closed loop has no rate", "--qps", "--shape")
     options = JobOptions(
-        config=config, shape=shape, users=users, base_url=base_url, model=model, preflight=not no_preflight,
+        config=config, shape=shape, users=users or 0, base_url=base_url, model=model, preflight=not no_preflight,
         baseline=baseline, **load,
     )  # fmt: skip
     sys.exit(run_job(options))

@@ -188,6 +188,8 @@ def test_the_examples_were_found() -> None:
         ("simulate --trace t.csv --shape ramp", "--shape has no effect beside --trace"),
         ("simulate --compare p.yaml --decisions", "--decisions has no effect beside --compare"),
         ("run --users 4 --qps 10", "--qps has no effect beside --users: a closed loop has no rate"),
+        ("run --users 0", "0 is not in the range x>=1"),
+        ("run --processes 257", "257 is not in the range 0<=x<=256"),
         ("run --users 4 --shape ramp", "--shape has no effect beside --users"),
     ],
 )
