@@ -61,10 +61,10 @@ def command(run: Path, output: Path, base: str, force: bool, no_compare: bool, a
         click.echo(f"bench calibrate: {error}", err=True)
         sys.exit(USAGE_EXIT)
     if as_json:
-        more = {"compare": table, "doubt": _doubt(table, found)}
+        more = {"compare": table, "assumed": _assumed(raw), "doubt": _doubt(table, found)}
         click.echo(json.dumps({"profile": str(output), **asdict(profile), **more}))
     else:
-        click.echo("\n".join(_text(profile, found, table, output)))
+        click.echo("\n".join(_text(profile, found, table, _assumed(raw), output)))
 
 
 def _calibrate(run: Path, output: Path, base: str, force: bool) -> tuple[Any, Any, dict[str, Any]]:
@@ -101,6 +101,27 @@ def _calibrate(run: Path, output: Path, base: str, force: bool) -> tuple[Any, An
     return profile, found, raw
 
 
+# Of a service that has not said how it schedules: as engines do by default, and no limit that was not seen to bind.
+NEUTRAL = {"scheduler.policy": "fcfs", "scheduler.max_num_seqs": 256, "scheduler.batch_size_cap": 256,
+           "admission.reject_on_budget_exceed": False}  # fmt: skip
+
+
+def _assumed(raw: dict[str, Any]) -> dict[str, Any]:
+    """Keys of `NEUTRAL` that the run of a service leaves to defaults, which are this tool's and not the service's."""
+    origin = raw.get("config_origin") or {}
+    if raw.get("simulated") or ((raw.get("config") or {}).get("engine") or {}).get("embedded") or not origin:
+        return {}
+    return {key: value for key, value in NEUTRAL.items() if origin.get(key, "default") == "default"}
+
+
+def _with(config: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+    made = {section: dict(value) if isinstance(value, dict) else value for section, value in config.items()}
+    for key, value in settings.items():
+        section, _, name = key.partition(".")
+        made.setdefault(section, {})[name] = value
+    return made
+
+
 def _compare(run: Path, raw: dict[str, Any], profile: str) -> list[dict[str, Any]]:
     """Measured against simulated, one row per stage and statistic, with the run's own arrivals and lengths."""
     from bench.commands.old_run import read_old_run
@@ -109,10 +130,8 @@ def _compare(run: Path, raw: dict[str, Any], profile: str) -> list[dict[str, Any
     from engine.settings import EngineConfig
     from engine.simulate import simulate_stages
 
-    config = Config.model_validate(
-        {**raw["config"], "engine": {**raw["config"]["engine"], "profile": profile, "noise_cv": 0.0,
-                                     "overhead_ms": None, "time_scale": 1.0}}
-    )  # fmt: skip
+    quiet = {"engine.profile": profile, "engine.noise_cv": 0.0, "engine.overhead_ms": None, "engine.time_scale": 1.0}
+    config = Config.model_validate(_with(raw["config"], _assumed(raw) | quiet))
     engine = EngineConfig.from_config(config)
     found = read_old_run(run, build_plan(config, "single"), caching=engine.prefix_caching)
     old, rows = found.rerun, found.rows
@@ -134,7 +153,7 @@ def _compare(run: Path, raw: dict[str, Any], profile: str) -> list[dict[str, Any
     return table
 
 
-def _text(profile: Any, found: Any, table: list[dict[str, Any]], output: Path) -> list[str]:
+def _text(profile: Any, found: Any, table: list[dict[str, Any]], assumed: dict[str, Any], output: Path) -> list[str]:
     law, fit = found.fit.law, found.fit
     lines = [
         f"step = {law.alpha_s * 1e3:.4f} ms + {law.beta_s * 1e6:.3f} us/sequence + {law.gamma_s * 1e6:.3f} "
@@ -159,6 +178,10 @@ def _text(profile: Any, found: Any, table: list[dict[str, Any]], output: Path) -
             off = "-" if row["ratio"] is None else f"{row['ratio']:+.1%}"
             lines.append(f"{row['stage']:<18}{row['statistic']:<12}{row['measured_s'] * 1e3:>9.1f} ms"
                          f"{row['predicted_s'] * 1e3:>9.1f} ms{off:>12}")  # fmt: skip
+        if assumed:
+            told = ", ".join(f"{key} {value}" for key, value in assumed.items())
+            lines.append(f"note: the run does not say how the service schedules; simulated with {told}; say it in the "
+                         "config, and the table follows")  # fmt: skip
     if doubt := _doubt(table, found):
         lines.append(f"note: {doubt}")
     lines.append(f"written: {output}")

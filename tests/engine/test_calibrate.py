@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner
 
-from bench.commands.calibrate import _doubt, command
+from bench.commands.calibrate import _assumed, _doubt, _with, command
 from bench.commands.simulate import command as simulate
 from engine.calibrate import profile_from_fit
 from engine.profiles import PROFILES, load_profile
@@ -119,3 +119,16 @@ def test_a_profile_that_does_not_give_back_its_run_is_doubted(medians: list[floa
     table += [{"offered_qps": 9.0, "statistic": "e2e p50", "ratio": -0.9}]  # overloaded, so not fitted
     found = SimpleNamespace(residuals=[SimpleNamespace(offered_qps=float(k)) for k in range(1, 5)])
     assert (_doubt(table, found) == "") is (said == "") and said in _doubt(table, found)
+
+
+def test_a_service_that_does_not_say_how_it_schedules_is_simulated_without_our_defaults() -> None:
+    service = {"config": {"engine": {"embedded": False}}, "config_origin": {"scheduler.policy": "file c.json",
+                                                                            "scheduler.max_num_seqs": "default"}}  # fmt: skip
+    assert _assumed(service) == {"scheduler.max_num_seqs": 256, "scheduler.batch_size_cap": 256,
+                                 "admission.reject_on_budget_exceed": False}
+    for ours in ({"simulated": True}, {"config": {"engine": {"embedded": True}}}, {"config_origin": {}}):
+        assert _assumed(service | ours) == {}
+    old = {"scheduler": {"policy": "sjf", "max_num_seqs": 32}, "engine": {}}
+    made = _with(old, _assumed(service))
+    assert made["scheduler"] == {"policy": "sjf", "max_num_seqs": 256, "batch_size_cap": 256}
+    assert old["scheduler"]["max_num_seqs"] == 32 and made["admission"] == {"reject_on_budget_exceed": False}
