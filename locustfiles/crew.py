@@ -54,6 +54,8 @@ class Stripe:
     done: bool = False
     lost: bool = False
     error: str = ""
+    prompts_differ: bool = False  # the error is that its file of prompts is not the plan's
+    fault: str = ""  # why its part of the stage is doubtful, from its end
     hash: str = ""
     rows: int = 0
     heard_s: float = 0.0  # our clock at its last message
@@ -152,6 +154,7 @@ class Crew:
         if stripe is not None and not stripe.ready:
             stripe.ready = True
             stripe.planned, stripe.hash, stripe.error = msg.data["planned"], msg.data["hash"], msg.data["error"]
+            stripe.prompts_differ = bool(msg.data.get("prompts"))
             stripe.info = {k: msg.data.get(k) for k in ("offset_s", "bound_s", "shared", "pid")}
 
     def on_rows(self, environment: Environment, msg: Any, **_: Any) -> None:
@@ -196,6 +199,7 @@ class Crew:
         stripe = self._hear(msg)
         if stripe is not None:
             stripe.done = True
+            stripe.fault = msg.data.get("fault", "")
 
     def on_gauge(self, environment: Environment, msg: Any, **_: Any) -> None:
         self._hear(msg)

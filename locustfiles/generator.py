@@ -77,6 +77,7 @@ LOOKAHEAD, PREPARE_S = 4, 0.01
 PATIENCE_S = 10 * HELD_S
 GAUGE_SAMPLES = 5  # in one message
 LEASE_S = 2.6
+FAULT_PAUSE_S = 0.2  # of a closed-loop user whose request cannot be made
 # A worker's answer counts as read in time when the loop was free again within this.
 CPU_WINDOW_S = 1.0
 
@@ -116,6 +117,7 @@ class Job:
     shipped_s: float = 0.0
     outbox: Outbox = field(default_factory=Outbox)
     rows: int = 0
+    fault: str = ""  # what made the stage's prompts doubtful
     done: Event = field(default_factory=Event)
 
 
@@ -272,7 +274,8 @@ class Generator:
                 job = self._prepare(data)
             except Exception as error:  # the master must hear of it, else it waits for nothing
                 log.exception("stage %s cannot be prepared", data.get("stage"))
-                self._send(messages.READY, {**_address(data), "planned": 0, "hash": "", "error": _one_line(error)})
+                why = {"error": _one_line(error), "prompts": isinstance(error, PromptError)}
+                self._send(messages.READY, {**_address(data), "planned": 0, "hash": "", **why})
                 continue
             # What is there now stays: later collections look at the stage's own objects only (they took 30 ms).
             gc.collect()
@@ -290,7 +293,9 @@ class Generator:
             except Exception:  # a fault of ours: say so in the rows, go on with the next stage
                 log.exception("stage %s: the pacing loop failed", job.stage.name)
                 for arrival in job.todo.tolist():
-                    self._refuse(job, arrival, "CL-BUG", status="error", kind="client")
+                    self._refuse(job, arrival, "CL-BUG", kind="client")
+                job.todo = job.todo[:0]
+            self._look_at_own(job)
             job.paced = True
             job.done.wait()
             job.alarm.close()
@@ -365,6 +370,15 @@ class Generator:
         except PromptError as error:
             name = getattr(self.environment.runner, "client_id", "local")
             raise PromptError(f"worker {name}: {error}") from None
+
+    def _look_at_own(self, job: Job) -> None:
+        """At a stage's end: whether its prompts were read from the file that was compared with the plan's."""
+        if job.plan.lines is not None and self._own is not None and self._own.changed:
+            name = getattr(self.environment.runner, "client_id", "local")
+            job.fault = (
+                f"worker {name}: {self._own.path}: was written to while the stage ran (its size or time of change is "
+                "another one), so nobody knows what was sent"
+            )
 
     def _tie_clock(self, master_clock_id: str) -> None:
         self.clock = ClockOffset()
@@ -481,7 +495,14 @@ class Generator:
             return
         arrival = job.stripe + job.stripes * job.turns
         job.turns += 1
-        body = self._body(job, arrival)
+        try:
+            body = self._body(job, arrival)
+        except Exception:  # a fault of ours: the arrival has its row all the same
+            log.exception("stage %s: a request cannot be made", job.stage.name)
+            job.begun_s[arrival] = self.to_run_s(job, now_s())
+            self._refuse(job, arrival, "CL-BUG", kind="client")
+            gevent.sleep(FAULT_PAUSE_S)
+            return
         ended = Event()
 
         def on_done(outcome: Outcome) -> None:
@@ -631,6 +652,7 @@ class Generator:
                     "stripe": job.stripe,
                     "batches": job.outbox.added,
                     "rows": job.rows,
+                    "fault": job.fault,
                 },
             )
             job.done.set()
@@ -662,7 +684,11 @@ class Generator:
         """A service's message may show the prompt that it refuses; the user's own stay out of the ledger."""
         assert job.schedule.place is not None
         place = int(job.schedule.place[row.arrival % len(job.schedule)])
-        if self._own is None or echoes(row.detail, self._own.value(place)):
+        try:
+            shows = self._own is None or echoes(row.detail, self._own.value(place))
+        except ValueError:  # PromptError too: the file is not what it was
+            shows = True
+        if shows:
             row.detail = "withheld: the service's message holds a part of the prompt"
 
     def _gauge_loop(self) -> None:

@@ -17,9 +17,9 @@ FLUSH = "bench_flush"  # run_id, whole: the master has every row
 PONG = "bench_pong"  # sent_s, master_s
 
 # workers to master
-READY = "bench_ready"  # run_id, stage, stripe, planned, hash, error, offset_s, bound_s, shared
+READY = "bench_ready"  # run_id, stage, stripe, planned, hash, error, prompts, offset_s, bound_s, shared
 ROWS = "bench_rows"  # run_id, stage, stripe, seq, rows, data
-DONE = "bench_done"  # run_id, stage, stripe, batches, rows
+DONE = "bench_done"  # run_id, stage, stripe, batches, rows, fault
 GAUGE = "bench_gauge"  # run_id, stripe, samples, takes: also the sign of life, twice a second
 FLUSHED = "bench_flushed"  # run_id
 PING = "bench_ping"  # sent_s, clock_id

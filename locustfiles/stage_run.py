@@ -88,6 +88,8 @@ class StageRun(Crew):
             if stripe.error:
                 self.collector.problem(f"stage {stage.index} stripe {stripe.index}: {stripe.error}")
                 marks.add("not_prepared")
+                if stripe.prompts_differ:
+                    marks.add("prompts_differ")
             elif stripe.hash != schedule.hash and not stripe.lost:
                 self.collector.problem(
                     f"stage {stage.index} stripe {stripe.index}: its schedule differs from the master's; "
@@ -118,6 +120,10 @@ class StageRun(Crew):
         say("drain", number=stage.index + 1, in_flight=None)
         drained_s = self._drain(stage, marks)
         self._fill_lost(plan, stage, schedule, start_s, loop)
+        for stripe in self._stripes.values():
+            if stripe.fault:
+                self.collector.problem(f"stage {stage.index} stripe {stripe.index}: {stripe.fault}")
+                marks.add("prompts_changed")
         self._heed_gates(self.live.end_stage(self.run_time_s, marks), marks)
         self._record_stage(stage, start_s, drained_s, marks, schedule, loop)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 INT_LOW, INT_HIGH = -(1 << 63), (1 << 64) - 1
 MAX_DEPTH = 200  # lists and objects within each other; the writer ends at 254
-ALLOWED = "texts of whole characters, finite numbers, whole numbers of at most 64 bits, true, false, null, lists, objects"
+ALLOWED = "texts of whole characters, finite numbers, whole numbers of at most 64 bits, true, false, null"
 
 Place = tuple[str | int, ...]
 

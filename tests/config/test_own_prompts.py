@@ -96,6 +96,31 @@ def test_bad_lines_are_all_named_and_nothing_starts() -> None:
     assert "CFG-040 p.jsonl:2: " in run.output and "CFG-040 p.jsonl:3: " in run.output
 
 
+@pytest.mark.parametrize("value", [99999999999999999999, 10**400, -(10**20)])
+def test_a_number_that_no_body_holds_is_named_in_config_and_file(value: int) -> None:
+    config()
+    lines(20)
+    data = json.loads(Path("c.json").read_text())
+    data["target"] = {"extra_body": {"a": [{"seed": value}]}}
+    Path("c.json").write_text(json.dumps(data))
+    (wrong,) = [p for p in json.loads(validate("--json").output)["problems"] if p["severity"] == "error"]
+    assert wrong["id"] == "CFG-005" and "target.extra_body.a[0].seed" in wrong["where"] and "64 bits" in wrong["found"]
+    config()
+    Path("p.jsonl").write_text(json.dumps({"prompt": "a", "extra_body": {"seed": value}}) + "\n")
+    (wrong,) = [p for p in json.loads(validate("--json").output)["problems"] if p["severity"] == "error"]
+    assert wrong["id"] == "CFG-040" and "p.jsonl:1: extra_body.seed is a whole number of more" in wrong["found"]
+
+
+def test_the_api_key_as_a_label_is_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    config()
+    monkeypatch.setenv("BENCH_API_KEY", "sk-test-0123456789abcdef")
+    Path("p.jsonl").write_text('{"prompt": "a", "tenant": "sk-test-0123456789abcdef"}\n')
+    found = validate("--json")
+    assert [p["id"] for p in json.loads(found.output)["problems"] if p["severity"] == "error"] == ["CFG-010"]
+    run = CliRunner().invoke(run_command, ["-c", "c.json", "--run-dir", "r"])
+    assert run.exit_code == 2 and "CFG-010 p.jsonl:1: " in run.output and "0123456789" not in found.output + run.output
+
+
 def test_an_assistant_names_no_file_outside_the_folder(tmp_path: Path) -> None:
     class Settings:
         home, config = tmp_path, tmp_path / "none.json"

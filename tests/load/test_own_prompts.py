@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,83 @@ def test_a_worker_whose_file_differs_sends_nothing_and_says_why(engine: Any, tmp
     assert len(rows) == int(stage["planned"]) > 20
     assert not [row for row in rows if row["worker"] == refused and row["status"] == "ok"]
     assert {row["status"] for row in rows if row["worker"] != refused} == {"ok"}
+
+
+class Meddler:
+    """A service that does something to the file of prompts when it has got so many of them."""
+
+    def __init__(self, after: int, meddle: Any) -> None:
+        self.left, self.meddle = after, meddle
+
+    def __call__(self, peer: Any) -> None:
+        asked = json.loads(peer.body) if peer.body else {}
+        if asked.get("stream") and self.left:
+            self.left -= 1
+            if not self.left:
+                self.meddle()
+        service(peer)
+
+
+def meddled(run_bench: Any, tmp_path: Path, meddle: Any) -> tuple[Any, list[list[dict[str, Any]]]]:
+    """A run of two stages whose file is meddled with in the first one; the reasons of each stage."""
+    write(tmp_path / "p.jsonl")
+    config: dict[str, Any] = {
+        "model": "demo-7b",
+        "loadgen": {"prompts_file": "p.jsonl", "target_qps": 20, "output_len_dist": "fixed", "output_len_fixed": 5},
+        "sweep": {"qps": [20, 21], "stage_duration_sec": 3, "warmup_sec": 0.2, "drain_limit_sec": 10},
+    }
+    with fake.FakeServer(Meddler(25, meddle)) as server:
+        ran = run_bench(config={**config, "base_url": server.url})
+    found = json.loads((ran.run_dir / "analysis.json").read_text(encoding="utf-8"))
+    assert len(found["stages"]) == 2, ran.err[-2000:]
+    return ran, [[r for r in s["reasons"] if r["severity"] == "invalid"] for s in found["stages"]]
+
+
+def test_a_file_that_is_written_into_makes_its_stage_invalid(run_bench: Any, tmp_path: Path) -> None:
+    def swap() -> None:
+        raw = (tmp_path / "p.jsonl").read_bytes()
+        with (tmp_path / "p.jsonl").open("r+b") as handle:
+            handle.write(raw.replace(b"alone", b"other"))
+
+    ran, (first, second) = meddled(run_bench, tmp_path, swap)
+    assert first[0]["code"] == "INV-PROMPTS.prompts_changed" and "(p.jsonl) was written to" in first[0]["text"]
+    assert second[0]["code"] == "INV-PROMPTS.prompts_differ" and "(p.jsonl) is not the one" in second[0]["text"]
+    assert not {r["reason_id"] for r in second} & {"INV-RATE", "INV-PLAN"}
+    assert "INVALID" in ran.out and "use more workers" not in ran.out
+    problems = ran.run()["problems"]
+    assert [text for text in problems if "stage 0 stripe 0: worker " in text and "p.jsonl: was written to" in text]
+    assert [text for text in problems if "stage 1 stripe 0: " in text and "has SHA-256" in text]
+
+
+def test_a_file_that_is_cut_is_named_and_no_miss_of_the_service(run_bench: Any, tmp_path: Path) -> None:
+    ran, (first, second) = meddled(run_bench, tmp_path, lambda: os.truncate(tmp_path / "p.jsonl", 10))
+    codes = {row["code"]: row["status"] for row in ran.rows() if row["stage"] == "0" and row["code"]}
+    assert codes == {"CL-BUG": "unsent"}
+    assert [r["code"] for r in first][0] == "INV-PROMPTS.prompts_changed" and "INV-FAULT" not in {r["code"] for r in first}
+    assert second[0]["code"] == "INV-PROMPTS.prompts_differ"
+    assert "FAIL" not in ran.out and "INVALID" in ran.out
+
+
+def test_another_file_moved_to_the_path_changes_nothing(run_bench: Any, tmp_path: Path) -> None:
+    def move() -> None:
+        (tmp_path / "new.jsonl").write_text("{}", encoding="utf-8")
+        os.replace(tmp_path / "new.jsonl", tmp_path / "p.jsonl")
+
+    ran, stages = meddled(run_bench, tmp_path, move)
+    assert not [r for reasons in stages for r in reasons if r["reason_id"].startswith(("INV-PROMPTS", "INV-FAULT"))]
+    assert {row["status"] for row in ran.rows()} == {"ok"} and {row["stage"] for row in ran.rows()} == {"0", "1"}
+
+
+def test_a_closed_loop_has_rows_for_what_it_could_not_send(run_bench: Any, tmp_path: Path) -> None:
+    write(tmp_path / "p.jsonl")
+    config: dict[str, Any] = {"model": "demo-7b", "loadgen": {"prompts_file": "p.jsonl", "duration_sec": 3}}
+    with fake.FakeServer(Meddler(10, lambda: os.truncate(tmp_path / "p.jsonl", 10))) as server:
+        ran = run_bench("--users", "2", config={**config, "base_url": server.url})
+    codes = {row["status"] for row in ran.rows() if row["code"] == "CL-BUG"}
+    assert codes == {"unsent"}, ran.err[-2000:]
+    found = json.loads((ran.run_dir / "analysis.json").read_text(encoding="utf-8"))
+    assert found["verdict"]["status"] == "INVALID"
+    assert "INV-PROMPTS.prompts_changed" in {r["code"] for r in found["stages"][0]["reasons"]}
 
 
 def test_a_refusal_that_shows_the_prompt_is_withheld(run_bench: Any, tmp_path: Path) -> None:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import os
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from bench.client.request import line_body
 from bench.config.schema import Config
 from bench.workload import prompt_file
 from bench.workload.expect import expect_stages, repeat_sentence
+from bench.workload.labels import fault_code
 from bench.workload.plan import Plan, PlanError, build_plan
 from bench.workload.prompt_file import PromptFile, PromptText, read_prompts
 from bench.workload.prompt_rows import PromptError, echoes, estimate_tokens
@@ -359,3 +362,102 @@ def test_the_embedded_engine_takes_text_only(tmp_path):
     assert one(tmp_path, image, "chat").lines.input_tokens.tolist() == [1]
     with pytest.raises(PlanError, match=":1: has a content that is not text; the embedded engine takes text only"):
         one(tmp_path, image, "chat", embedded=True)
+
+
+BIG = b"9" * 400
+
+
+@pytest.mark.parametrize(
+    ("extra", "words"),
+    [
+        (b'{"seed": 18446744073709551615, "low": -9223372036854775808, "s": "\\ud83d\\ude00"}', None),
+        (b'{"seed": 18446744073709551616}', r"extra_body\.seed is a whole number of more than 64 bits"),
+        (b'{"a": [1, {"b": %s}]}' % BIG, r"extra_body\.a\[1\]\.b is a whole number of more than 64 bits"),
+        (b'{"low": -9223372036854775809}', r"extra_body\.low is a whole number of more than 64 bits"),
+        (b'{"t": 1e999}', r"extra_body\.t is no finite number"),
+        (b'{"t": [NaN]}', r"holds NaN"),
+        (b'{"u": ["\\ud800"]}', r"extra_body\.u\[0\] holds half a character"),
+        (b'{"u": {"\\udc00": 1}}', r"extra_body\.u has a key with half a character"),
+        (b'{"d": ' + b"[" * 300 + b"]" * 300 + b"}", r"extra_body is nested more than 200 deep"),
+    ],
+)
+def test_what_a_body_cannot_hold_is_refused_with_its_place(tmp_path, extra, words):
+    path = tmp_path / "p.jsonl"
+    path.write_bytes(GOOD + b'{"prompt": "x", "extra_body": %s}\n' % extra)
+    if words is None:  # second path: the client's own writer and another reader agree on it
+        text = PromptText(read_prompts(path))
+        assert json.loads(line_body("m", b'"x"', 1, messages=False, extra_body=text.extra(1)))["seed"] == (1 << 64) - 1
+        text.close()
+        return
+    with pytest.raises(PromptError, match=r"p\.jsonl:2: " + words):
+        read_prompts(path)
+
+
+def test_messages_that_are_written_anew_are_looked_at_too(tmp_path):
+    path = tmp_path / "p.jsonl"
+    path.write_bytes(b'{"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "u", "n": %s}]}\n' % BIG)
+    with pytest.raises(PromptError, match=r":1: messages\[1\]\.n is a whole number of more than 64 bits"):
+        read_prompts(path, endpoint="messages")
+    assert len(read_prompts(path, endpoint="chat")) == 1  # sent byte for byte
+
+
+def test_blank_lines_are_bounded(tmp_path, monkeypatch):
+    path = tmp_path / "p.jsonl.gz"
+    path.write_bytes(gzip.compress(GOOD + b" \t\r\n" * 50 + b"\n" * 50 + GOOD))
+    monkeypatch.setattr(prompt_file, "MAX_BLANK", 100)
+    assert read_prompts(path).line.tolist() == [1, 102]
+    path.write_bytes(gzip.compress(GOOD + b"\n" * 30_000_000))
+    with pytest.raises(PromptError, match=r"p\.jsonl\.gz:102: more than 100 blank lines; take them out"):
+        read_prompts(path)
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
+    plan = read_prompts(write(tmp_path / "p.jsonl"))
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", tmp_path):
+        with pytest.raises(PromptError, match=r": is not a regular file; name a JSONL file"):
+            read_prompts(path)
+        with pytest.raises(PromptError, match=r": is not a regular file; name a JSONL file"):
+            PromptText(plan, str(path))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_file_moved_to_the_path_is_not_seen_and_writing_into_it_is(tmp_path, packed):
+    path = write(tmp_path / "p.jsonl")
+    raw = path.read_bytes()
+    if packed:
+        path.write_bytes(gzip.compress(raw))
+    plan = read_prompts(path)
+    text = PromptText(plan)
+    other = tmp_path / "other.jsonl"
+    other.write_bytes(raw.replace(b"three", b"THREE"))
+    os.replace(path, tmp_path / "old.jsonl")
+    os.replace(other, path)
+    assert text.text(2) == "three" and text.is_current(plan) and not text.changed
+    with open(tmp_path / "old.jsonl", "r+b") as handle:
+        handle.write(raw.replace(b"three", b"THREE"))
+    os.utime(tmp_path / "old.jsonl", ns=(1, 1))  # whatever the clock's grain is
+    assert text.changed == (not packed) and text.is_current(plan) == packed  # what was unpacked is our own copy
+    text.close()
+
+
+KEY = "sk-test-0123456789abcdef"
+
+
+@pytest.mark.parametrize("label", [{"tenant": KEY}, {"request_class": f"a {KEY}"}, {"id": KEY}, {KEY: 1}])
+@pytest.mark.parametrize("variable", ["BENCH_API_KEY", "TAOTOKEN_API_KEY_FILE", "api_key_file"])
+def test_an_api_key_is_no_label(tmp_path, monkeypatch, label, variable):
+    (tmp_path / "key").write_text(KEY)
+    if variable != "api_key_file":
+        monkeypatch.setenv(variable, KEY if variable == "BENCH_API_KEY" else str(tmp_path / "key"))
+    target = {"api_key_file": str(tmp_path / "key")} if variable == "api_key_file" else {}
+    path = write(tmp_path / "p.jsonl", [{"prompt": "x"}, {"prompt": "y", **label}])
+    with pytest.raises(PlanError, match=r"p\.jsonl:2: .* the API key of the environment") as caught:
+        build_plan(config(path, target=target))
+    assert KEY[:10] not in str(caught.value) and fault_code(str(caught.value)) == "CFG-010"
+    if KEY not in label and "id" not in label:
+        rows = [{"timestamp": 1000 * i, "input_length": 9, "output_length": 9, **more} for i, more in enumerate(({}, label))]
+        trace = {"arrival_process": "trace", "trace_file": str(write(tmp_path / "t.jsonl", rows)), "prompts_file": None}
+        with pytest.raises(PlanError, match=r"t\.jsonl:2: .* the API key of the environment") as caught:
+            build_plan(config(path, target=target, **trace))
+        assert KEY[:10] not in str(caught.value)
