@@ -198,6 +198,7 @@ def _context(
         burstiness=_number(_section(config, "loadgen").get("burstiness")) or 1.0,
         varying=raw.get("shape") in VARYING_SHAPES,
         loop=str(raw.get("loop") or "open"),
+        prompts_file=str(_section(config, "loadgen").get("prompts_file") or ""),
         own_machine=bool(engine.get("embedded")) and _is_own_machine(_section(raw, "target").get("base_url")),
     )
 

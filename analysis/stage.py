@@ -69,6 +69,7 @@ class Context:
     burstiness: float
     varying: bool  # the shape changes its rate within a stage
     loop: str
+    prompts_file: str = ""  # the user's own prompts
     own_machine: bool = False  # the service is the embedded engine, on the client's machine
     ceiling_qps: float | None = None  # highest rate of the client against the null server, when it was calibrated
 
@@ -225,7 +226,11 @@ def _with_interval(x: np.ndarray, states: float) -> Percentiles:
 
 
 def _tried_s(checked: Checked, rows: np.ndarray) -> np.ndarray:
-    """When each of the rows was tried. An attempt that found no connection was due and made: not the sender's fault."""
+    """When each of the rows was tried; NaN = never.
+
+    An attempt that found no connection was due and made: not the sender's fault. What our own fault (CL-BUG) kept from
+    being sent counts as unsent (`row_checks.py`).
+    """
     sent_s = checked.ledger["sent_s"][rows]
     attempted = np.isnan(sent_s) & (checked.status[rows] != UNSENT)
     return np.where(attempted, checked.ledger["intended_s"][rows], sent_s)
@@ -259,6 +264,10 @@ def _public(
         ttft_deadline_s=slo.ttft_deadline_s, stage=row.stage, sent_in_window=sent_in_window,
         own_machine=context.own_machine,
     )  # fmt: skip
+    causes = _own_faults(checked, row, context)
+    if "prompts_differ" in row.marks.split(";"):  # a worker refused to send: no more of them would send more
+        reasons = [r for r in reasons if r.reason_id != "INV-RATE"]
+    reasons = causes + reasons
     if flow.verdict != "UNSTABLE" and not any(r.reason_id == "INV-LAG" for r in reasons):
         late = _late(ledger, context, window, status, tried_s, kernel, ttft_deadline_s)
         reasons += _late_reasons(late, found, row.stage, context, health.cpu_max_ratio)
@@ -290,6 +299,22 @@ def _public(
     _warm_up(public, checked, row, context)
     _finish(public, checked, window, flow, context, varying)
     return public
+
+
+def _own_faults(checked: Checked, row: StageRow, context: Context) -> list[Reason]:
+    """Faults of our own side that kept arrivals from being sent, or sent other ones: the first cause of all others."""
+    ledger, marks = checked.ledger, row.marks.split(";")
+    out = []
+    for mark in ("prompts_changed", "prompts_differ"):
+        if mark in marks:
+            out.append(reason(f"INV-PROMPTS.{mark}", "invalid", "next.prompts_file", stage=row.stage,
+                              params={"file": context.prompts_file or "loadgen.prompts_file"}))  # fmt: skip
+    mine = (ledger["stage"] == row.stage) & (ledger["repeat"] == row.repeat)
+    count = int(np.count_nonzero(ledger.is_value("code", "CL-BUG") & mine))
+    if count and "prompts_changed" not in marks:
+        out.append(reason("INV-FAULT", "invalid", "next.fault", stage=row.stage, value=count, limit=0,
+                          params={"count": count}))  # fmt: skip
+    return out
 
 
 def _late(
@@ -424,7 +449,7 @@ def _recording_reasons(s: StageAnalysis, checked: Checked, window: np.ndarray) -
         if mark in s.marks:
             out.append(reason(f"INV-WORKER.{mark}", "invalid", "next.fixed_workers", stage=stage))
     for mark in ("schedule_differs", "not_prepared"):
-        if mark in s.marks:
+        if mark in s.marks and not (mark == "not_prepared" and "prompts_differ" in s.marks):
             out.append(reason(f"INV-PLAN.{mark}", "invalid", "next.same_version", stage=stage))
     for flag, limit, code, step in (("burst", BURST_LIMIT, "INV-BURST", "next.buffering"),
                                     ("short", SHORT_LIMIT, "INV-SHORT", "next.short")):  # fmt: skip

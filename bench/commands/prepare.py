@@ -67,6 +67,7 @@ def check_key(config: Any) -> None:
 
 
 def plan_of(options: JobOptions, config: Any) -> Any:
+    from bench.workload.labels import fault_code
     from bench.workload.plan import PlanError, build_plan
 
     try:
@@ -84,7 +85,8 @@ def plan_of(options: JobOptions, config: Any) -> Any:
         )
     except (PlanError, ValueError) as error:
         own = config.loadgen.prompts_file
-        lines = [f"CFG-040 {line}" if own and line.startswith(own) else line for line in str(error).splitlines()]
+        named = [fault_code(line) if own and line.startswith(own) else "" for line in str(error).splitlines()]
+        lines = [f"{code} {line}".lstrip() for code, line in zip(named, str(error).splitlines(), strict=True)]
         raise JobError("\n".join(lines), EXIT_USAGE) from None
 
 

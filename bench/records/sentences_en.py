@@ -56,6 +56,11 @@ ENGLISH: dict[str, str] = {
     "INV-WORKER.master_lost": "the master was lost during this stage",
     "INV-PLAN.schedule_differs": "workers computed different schedules",
     "INV-PLAN.not_prepared": "not every worker was ready before the stage began",
+    "INV-PROMPTS.prompts_changed": "the file of prompts ({file}) was written to while this stage ran: what was sent is "
+    "not known",
+    "INV-PROMPTS.prompts_differ": "the file of prompts ({file}) is not the one of the plan any more, or cannot be read: "
+    "a worker sent nothing",
+    "INV-FAULT": "{count} arrivals ended by a fault of the client itself (CL-BUG): they say nothing about the service",
     "INV-BURST": "{share:.1%} of the answers came in bursts (limit {limit:.0%}): TPOT says nothing, TTFT is doubtful",
     "INV-SHORT": "{share:.1%} of the answers are shorter than the asked length (limit {limit:.0%})",
     "INV-TOKENS": "{share:.1%} of the answers report more output tokens than they were allowed (limit {limit:.0%}): "
@@ -355,6 +360,9 @@ ENGLISH: dict[str, str] = {
     "next.cap": "use more workers, or raise client.max_in_flight and `ulimit -n`",
     "next.drain": "run again to the end; one Ctrl-C alone waits for the open answers",
     "next.fixed_workers": "run the stage again with a fixed set of workers",
+    "next.prompts_file": "leave that file alone while the run lasts (run.json, problems, names worker and path) and run "
+    "again",
+    "next.fault": "see the traceback in log.txt (or the worker's log), report it, and run again",
     "next.same_version": "use the same version and config on every machine",
     "next.buffering": "switch off response buffering in the proxy in front of the service",
     "next.usage": "compare the service's usage with max_tokens of one request (`bench probe`)",
