@@ -6,7 +6,7 @@ Does not: drop an arrival. Rejected, failed, late, truncated and never-sent
 arrivals are misses of every clause.
 
 1. denominator = planned arrivals of the window, whatever happened to them;
-2. an answer of one token has no TPOT and meets that clause;
+2. an answer of a few tokens has no TPOT and meets that clause; one of many whose TPOT was not measured does not;
 3. `joint` = TTFT and TPOT; `e2e` stands apart (its target is a percentile);
 4. low <= value <= high, where high counts as met what nobody can know.
 """
@@ -64,16 +64,18 @@ def hits(
     unsent: np.ndarray,
     cut_off: np.ndarray,
     age_s: np.ndarray,
+    no_tpot: np.ndarray | bool = False,
 ) -> Hits:
     """Which arrivals met each clause. All arrays (n,), NaN = absent; deadlines per arrival or one.
 
     `cut_off`: still open when our waiting ended (drain limit, stop), `age_s`: their age then.
     A cut-off request whose first token was in time, or that was younger than the deadline
     without one, may still have met the SLO: it is a miss in the value and a hit in the upper bound.
+    `no_tpot`: answers of many tokens, or of nobody knows how many, whose TPOT was not measured.
     """
     with np.errstate(invalid="ignore"):
         ttft = ok & (ttft_s <= ttft_deadline_s)
-        tpot = ok & (np.isnan(tpot_s) | (tpot_s <= tpot_deadline_s))
+        tpot = ok & ((np.isnan(tpot_s) & ~np.asarray(no_tpot)) | (tpot_s <= tpot_deadline_s))
         e2e = ok & (e2e_s <= e2e_target_s)
         first_in_time = ttft_s <= ttft_deadline_s
         young = np.isnan(ttft_s) & (age_s <= ttft_deadline_s)

@@ -28,8 +28,8 @@ from analysis import load
 from analysis.analyse import analyse_run
 from analysis.intervals import t_quantile, variance_inflation, wilson
 from analysis.percentiles import nearest_rank
-from analysis.row_checks import Checked, check_rows
-from analysis.run_files import read_stages
+from analysis.row_checks import Checked, check_rows, unmeasured_tpot
+from analysis.run_files import read_run_info, read_stages
 from bench.records.analysis import Analysis, StageAnalysis, read_analysis
 
 SCHEMA_VERSION = 1
@@ -556,7 +556,8 @@ def _repeat(checked: Checked, stage: StageAnalysis, slo: dict[str, float], confi
                 if entry.get(key) is not None:
                     limit[rows] = float(entry[key]) / 1e3
     with np.errstate(invalid="ignore"):
-        hits = ok & (ttft <= limits[0]) & (np.isnan(tpot) | (tpot <= limits[1]))
+        no_tpot = unmeasured_tpot(ledger, mine)
+        hits = ok & (ttft <= limits[0]) & ((np.isnan(tpot) & ~no_tpot) | (tpot <= limits[1]))
     for values in (ttft, e2e, tpot):
         values[~ok] = np.inf  # a failed arrival never finished; an ok one of a single token has no TPOT
     return Repeat(hits, {"ttft_s": ttft, "tpot_s": tpot, "e2e_s": e2e})

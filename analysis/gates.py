@@ -244,13 +244,11 @@ def _rate_gate(gate: Gate, stages: list[StageAnalysis], rate: float | None, by_s
 
 def _unstable_fails(gate: Gate, place: Place) -> None:
     """An overloaded stage cannot hold an SLO: its attainment only waits for a longer stage."""
-    if (
-        gate.status == "pass"
-        and gate.operator in (">=", ">")
-        and any(s.stationarity == "UNSTABLE" for s in place.exact)
-    ):
+    over = [s for s in place.exact if s.stationarity == "UNSTABLE"]
+    if gate.status == "pass" and gate.operator in (">=", ">") and over:
         gate.status = "fail"
-        _say(gate, said("gate.unstable", how=_told(gate)))
+        why = next((sentence(r) for s in over for r in s.reasons if r.reason_id == "UNSTABLE"), said("gate.grows"))
+        _say(gate, said("gate.unstable", how=_told(gate), why=why))
 
 
 def _between(gate: Gate, place: Place, rate: float) -> None:

@@ -37,7 +37,7 @@ FLOAT_COLUMNS = (
     "tpot_s", "e2e_s", "residence_s", "input_tokens", "prompt_tokens", "cached_tokens", "max_tokens", "output_tokens",
     "chunks", "reasoning_tokens", "connect_s", "ttfo_s", "itl_p99_s", "prompt_line",
 )  # fmt: skip
-CATEGORY_COLUMNS = ("phase", "request_class", "status", "code", "connection", "clock", "flags")
+CATEGORY_COLUMNS = ("phase", "request_class", "status", "code", "connection", "clock", "flags", "finish_reason")
 # Kept as float32: counts and diagnostics that need no nanoseconds.
 SMALL_FLOATS = (
     "offered_qps", "input_tokens", "prompt_tokens", "cached_tokens", "max_tokens", "output_tokens", "chunks",

@@ -12,9 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis.load import ERROR, OK, UNSENT, Ledger
-from bench.records.request import STATUSES, LedgerProblem
+from bench.records.request import LENGTH_FINISH, MANY_TOKENS, STATUSES, LedgerProblem
 
 CLOCK_SLACK_S = 1e-6  # times are written with nine decimals
+# Events of one token each may be fewer than the tokens asked for by so much: tokens without text, split characters.
+FEWER_EVENTS = 0.1
+EVERY = slice(None)  # rows
 
 
 @dataclass
@@ -128,11 +131,41 @@ def _check_latencies(ledger: Ledger, status: np.ndarray, problems: list[LedgerPr
         problems.append(_problem("LED-011", text, ledger, off))
 
 
-def streamed_tokens(ledger: Ledger) -> np.ndarray:
+def streamed_tokens(ledger: Ledger, rows: np.ndarray | slice = EVERY) -> np.ndarray:
     """(n,) output tokens without reasoning that was not streamed: the n of TPOT."""
-    tokens = ledger["output_tokens"].astype(float)
-    hidden = np.where(ledger.has_flag("hidden_reasoning"), np.nan_to_num(ledger["reasoning_tokens"].astype(float)), 0.0)
-    return tokens - hidden
+    tokens, hidden = (ledger[name][rows].astype(float) for name in ("output_tokens", "reasoning_tokens"))
+    return tokens - np.where(_flagged(ledger, "hidden_reasoning", rows), np.nan_to_num(hidden), 0.0)
+
+
+def _flagged(ledger: Ledger, flag: str, rows: np.ndarray | slice) -> np.ndarray:
+    hits = [i for i, text in enumerate(ledger.names["flags"]) if flag in text.split(";")]
+    return np.isin(ledger.codes["flags"][rows], hits)
+
+
+def uncounted_tokens(ledger: Ledger, rows: np.ndarray | slice = EVERY) -> np.ndarray:
+    """(n,) rows whose number of tokens nobody knows: no usage, ended at the asked length, with too few events for it.
+
+    Either the answer is short or its events hold several tokens each.
+    """
+    asked, chunks = (ledger[name][rows].astype(float) for name in ("max_tokens", "chunks"))
+    words = [i for i, word in enumerate(ledger.names["finish_reason"]) if word in LENGTH_FINISH]
+    ended = np.isin(ledger.codes["finish_reason"][rows], words)
+    with np.errstate(invalid="ignore"):
+        fewer = (asked >= MANY_TOKENS) & (chunks < asked - np.maximum(1.0, FEWER_EVENTS * asked))
+    return _flagged(ledger, "tokens_estimated", rows) & ended & fewer
+
+
+def unmeasured_tpot(ledger: Ledger, rows: np.ndarray | slice = EVERY) -> np.ndarray:
+    """(n,) rows without a TPOT that are not known to be short: they do not meet the clause.
+
+    An answer of a few tokens has no TPOT and meets it. By its usage it may have many tokens; without usage one event
+    may hold as many as were asked for; and a usage below the number of events is wrong.
+    """
+    asked, chunks = (ledger[name][rows].astype(float) for name in ("max_tokens", "chunks"))
+    told = np.fmax(streamed_tokens(ledger, rows), np.nan_to_num(chunks))
+    held = np.where(_flagged(ledger, "tokens_estimated", rows), asked, told)
+    with np.errstate(invalid="ignore"):
+        return np.isnan(ledger["tpot_s"][rows]) & (held >= MANY_TOKENS)
 
 
 def _tpot(ledger: Ledger) -> np.ndarray:

@@ -8,6 +8,7 @@ Does not: look at other stages, or read files.
 2. `completed_qps` counts ok answers that ended inside the window, whoever planned
    them: in overload it is the capacity, where the arrivals' own share is not.
 3. Anything not ok is `inf` in ttft, tpot and e2e; a one-token answer has no TPOT.
+   An answer of many tokens without a TPOT meets no TPOT clause.
 """
 from __future__ import annotations
 
@@ -33,12 +34,12 @@ from analysis.load import OK, TIMEOUT, UNSENT, Ledger
 from analysis.percentiles import ecdf_points, nearest_rank, summarise
 from analysis.reasons import reason
 from analysis.repeated_prompts import repeated_share
-from analysis.row_checks import Checked, streamed_tokens
+from analysis.row_checks import Checked, streamed_tokens, uncounted_tokens, unmeasured_tpot
 from analysis.run_files import Gauge, ServerGauge
 from analysis.stationarity import Stationarity, stationarity
 from analysis.stimulus import client_health, lag_limit_s, stimulus
 from bench.records.analysis import Little, Percentiles, Reason, StageAnalysis
-from bench.records.request import FLAGS, STATUSES
+from bench.records.request import FLAGS, MANY_TOKENS, STATUSES
 from bench.records.sentences import said
 from bench.records.stage import StageRow, drain_time_s
 
@@ -51,7 +52,7 @@ GONE_MIN = 5
 PROMPT_MIN = 5  # promptly read streams before most of them speak for all
 SHORT_LIMIT = 0.01
 # An answer of so many tokens in so few events has no TPOT worth its name; five events are where `burst` begins to look.
-FEW_TOKENS, FEW_EVENTS = 8, 4
+FEW_TOKENS, FEW_EVENTS = MANY_TOKENS, 4
 TOKENS_PER_EVENT = 4.0
 CUT_OFF_CODES = ("CL-DRAIN", "CL-CANCEL", "CL-STOP")  # our waiting ended, not the answer
 LATENCIES = ("ttft_s", "tpot_s", "e2e_s", "residence_s", "send_lag_s", "ttfo_s", "itl_p99_s")
@@ -116,7 +117,8 @@ def analyse_stage(checked: Checked, row: StageRow, context: Context) -> StageRes
     sound = ~checked.impossible[window]
     has_times = np.isfinite(values["ttft_s"]) & np.isfinite(values["residence_s"])
     ok = (status == OK) & sound & has_times
-    found, deadlines = _hits(checked, window, values, ok, context)
+    no_tpot = unmeasured_tpot(ledger, window)
+    found, deadlines = _hits(checked, window, values, ok, no_tpot, context)
     near = _near(ledger.columns, checked.impossible, t0, t1)
     flow = stationarity(*near[:2], t0, t1, batch=context.batch)
     law = little(
@@ -128,7 +130,7 @@ def analyse_stage(checked: Checked, row: StageRow, context: Context) -> StageRes
     grid = np.linspace(t0, t1, STATE_SAMPLES, endpoint=False)
     states = independent_states(in_flight_at(grid, near[0], near[1]))
     public = _public(checked, row, context, mine, window, values, status, ok, found, deadlines[0], flow, law, states)
-    score = np.where(ok, np.fmax(values["ttft_s"] / deadlines[0], values["tpot_s"] / deadlines[1]), np.inf)
+    score = np.where(ok & ~no_tpot, np.fmax(values["ttft_s"] / deadlines[0], values["tpot_s"] / deadlines[1]), np.inf)
     return StageResult(
         public=public,
         joint=_score(score, context.slo.attainment_target),
@@ -173,7 +175,8 @@ def _near(c: dict[str, np.ndarray], impossible: np.ndarray, t0: float, t1: float
 
 
 def _hits(
-    checked: Checked, window: np.ndarray, values: dict[str, np.ndarray], ok: np.ndarray, context: Context
+    checked: Checked, window: np.ndarray, values: dict[str, np.ndarray], ok: np.ndarray, no_tpot: np.ndarray,
+    context: Context,
 ) -> tuple[att.Hits, tuple[np.ndarray, np.ndarray]]:
     ledger, slo = checked.ledger, context.slo
     ttft_deadline = np.full(len(window), slo.ttft_deadline_s)
@@ -191,6 +194,7 @@ def _hits(
         ok=ok, ttft_s=values["ttft_s"], tpot_s=values["tpot_s"], e2e_s=values["e2e_s"],
         ttft_deadline_s=ttft_deadline, tpot_deadline_s=tpot_deadline, e2e_target_s=slo.e2e_target_s,
         unsent=status == UNSENT, cut_off=cut_off, age_s=age,
+        no_tpot=no_tpot,
     )  # fmt: skip
     return found, (ttft_deadline, tpot_deadline)
 
@@ -536,7 +540,7 @@ def _token_reasons(checked: Checked, window: np.ndarray, stage: int) -> list[Rea
         return []
     out = []
     tokens, chunks, allowed = c["output_tokens"][ok], c["chunks"][ok], c["max_tokens"][ok]
-    streamed = streamed_tokens(checked.ledger)[ok]
+    streamed = streamed_tokens(checked.ledger, ok)
     with np.errstate(invalid="ignore", divide="ignore"):
         over = float(np.count_nonzero((allowed > 0) & (tokens > allowed))) / answers
         few = float(np.count_nonzero((streamed >= FEW_TOKENS) & (chunks >= 0) & (chunks <= FEW_EVENTS))) / answers
@@ -548,11 +552,30 @@ def _token_reasons(checked: Checked, window: np.ndarray, stage: int) -> list[Rea
         params = {"share": few, "limit": BURST_LIMIT, "events": FEW_EVENTS, "tokens": FEW_TOKENS}
         out.append(reason("INV-EVENTS", "invalid", "next.events", stage=stage, value=few, limit=BURST_LIMIT,
                           params=params))  # fmt: skip
+    out += _unknown_length(checked, ok, stage, said_few=few > BURST_LIMIT)
     per_event = nearest_rank(each, 0.5) if len(each) else 0.0
     if per_event > TOKENS_PER_EVENT:
         out.append(reason("WARN-EVENTS", "warn", "next.events", stage=stage, value=per_event, limit=TOKENS_PER_EVENT,
                           params={"ratio": per_event}))  # fmt: skip
     return out
+
+
+def _unknown_length(checked: Checked, ok: np.ndarray, stage: int, *, said_few: bool) -> list[Reason]:
+    """Answers whose number of tokens is not known from their events, else those of many tokens without a TPOT."""
+    c = checked.ledger.columns
+    far = ok[uncounted_tokens(checked.ledger, ok)]
+    if len(far) > BURST_LIMIT * len(ok):
+        share = len(far) / len(ok)
+        events, asked = (float(nearest_rank(np.sort(c[name][far]), 0.5)) for name in ("chunks", "max_tokens"))
+        params = {"share": share, "limit": BURST_LIMIT, "events": events, "asked": asked}
+        return [reason("INV-EVENTS.uncounted", "invalid", "next.uncounted", stage=stage, value=share, limit=BURST_LIMIT,
+                       params=params)]  # fmt: skip
+    share = float(np.count_nonzero(unmeasured_tpot(checked.ledger, ok))) / len(ok)
+    if share <= BURST_LIMIT or said_few:
+        return []
+    params = {"share": share, "limit": BURST_LIMIT, "tokens": FEW_TOKENS}
+    return [reason("INV-EVENTS.unmeasured", "invalid", "next.uncounted", stage=stage, value=share, limit=BURST_LIMIT,
+                   params=params)]  # fmt: skip
 
 
 def _sample_reasons(s: StageAnalysis, context: Context) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 from analysis.gates import amount, besides, label, locate, where
 from analysis.reasons import left_out, reason, sentence
 from analysis.witnesses import LOCUST_STATS
-from bench.records.analysis import ErrorGroup, Gate, Reason, StageAnalysis, Verdict
+from bench.records.analysis import TRUST, ErrorGroup, Gate, Reason, StageAnalysis, Verdict
 from bench.records.request import LedgerProblem
 from bench.records.sentences import joined, said, text_of
 
@@ -234,6 +234,10 @@ def _fail_reason(gate: Gate) -> Reason:
     # "measured at 20 requests/s" says nothing that the text has not said
     more = besides({"code": gate.code, "params": gate.params}, gate.measured_qps)
     if gate.measured is not None and math.isinf(gate.measured) and gate.limit is not None:
+    if gate.code == "gate.unstable" and gate.measured is not None:  # the share lies on the right side of its limit
+        held = {"label": label(gate), "place": place, "why": gate.params["why"],
+                "found": amount(gate, gate.measured, gate.limit), "limit": amount(gate, gate.limit or 0.0)}  # fmt: skip
+        return reason("SLO-MISS.unstable", "fail", "next.unstable", value=gate.measured, limit=gate.limit, params=held)
         never = {"label": label(gate), "place": place, "limit": amount(gate, gate.limit)}
         return reason("SLO-MISS.never", "fail", "next.binding_clause", value=gate.measured, limit=gate.limit,
                       params=never)  # fmt: skip
@@ -275,6 +279,7 @@ def _warnings(facts: Facts) -> list[Reason]:
     for r in (r for s in (place.exact if place else ()) for r in s.reasons if r.reason_id == "WARN-GAUGE"):
         out.append(r)
     if facts.missing == (LOCUST_STATS,):  # LED-015 speaks for the gauge
+    out += _trust(facts)
         out.append(reason("WARN-WITNESS", "warn", "next.witness", params={"file": LOCUST_STATS}))
     for problem in facts.problems:
         if problem.problem_id not in FATAL_PROBLEMS:
@@ -285,6 +290,23 @@ def _warnings(facts: Facts) -> list[Reason]:
 
 
 def _sentence(status: str, facts: Facts, failed: list[Gate], reasons: list[Reason]) -> dict[str, Any]:
+def _trust(facts: Facts) -> list[Reason]:
+    """What the numbers of the deciding stages rest on, one line each: of many stages the worst one speaks."""
+    if facts.at == "run":
+        deciding = [s for s in facts.stages if s.verdict not in ("EMPTY", "INVALID")]
+    elif facts.target_qps is None:
+        return []
+    else:
+        place = locate(facts.stages, facts.target_qps)
+        deciding = list(place.exact or (*place.below, *place.above))
+    out = []
+    for reason_id in TRUST:
+        known = [r for s in deciding for r in s.reasons if r.reason_id == reason_id]
+        if known:
+            out.append(replace(max(known, key=lambda r: r.value or 0.0), severity="warn"))
+    return out
+
+
     stopped = said("verdict.stopped") if facts.interrupted else said("")
     missing = said("verdict.witness", files=joined("and", list(facts.missing)))
     if status == "PASS":

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from bench.records.analysis import Analysis, Gate, Percentiles, StageAnalysis
+from bench.records.analysis import TRUST, Analysis, Gate, Percentiles, StageAnalysis
 from reports.charts import NOT_RUN, Context
 from reports.charts_little import gap
 from reports.figures import Figures, number
@@ -24,6 +24,7 @@ from reports.words import Words
 
 SUMMARY_VERSION = 1
 TABLE_ROWS = 12
+REASONS = 5  # the first ones, and all that say what the numbers rest on
 
 
 def _plain(value: Any) -> Any:
@@ -168,7 +169,7 @@ def markdown(analysis: Analysis, *, lang: str = "en") -> str:
             f"{words('tile_knee')}: {f.rate(c.knee_qps)} {f.interval(c.knee_low_qps, c.knee_high_qps, f.rate)}",
             "",
         ]
-    for r in analysis.verdict.reasons[:5]:
+    for r in [r for i, r in enumerate(analysis.verdict.reasons) if i < REASONS or r.reason_id in TRUST]:
         lines.append(
             f"- {_escape(r.text)}" + (f" ({words('next_step')}: {_escape(r.next_step)})" if r.next_step else "")
         )

@@ -12,11 +12,10 @@ from bench.client.http1 import ResponseParser
 from bench.client.outcome import Fault, Outcome, classify, error_parts, is_burst
 from bench.client.redact import redact
 from bench.client.request import is_other_model
+from bench.records.request import LENGTH_FINISH, MANY_TOKENS
 
 # What the body turned out to be; UNKNOWN until its first byte that is no white space.
 UNKNOWN, EVENTS, JSON_BODY, REFUSAL, PLAIN, TEXT = range(6)
-# Finish reasons of an answer that came to the asked length.
-LENGTH_FINISH = frozenset({"length", "max_tokens", "max_output_tokens"})
 
 
 def judge(
@@ -80,8 +79,10 @@ def set_flags(
             flags.add("tokens_estimated")
         tokens = outcome.output_tokens
         # Counted events may hold several tokens each: then only another end than the limit shows a short answer.
+        # Whether there were too few of them to be tokens is judged over a stage (INV-EVENTS).
         counted = outcome.output_tokens_source == "chunks" and chat.finish in LENGTH_FINISH
         if pinned_tokens is not None and tokens is not None and tokens < pinned_tokens and not counted:
             flags.add("short")
-        if kind == JSON_BODY or is_burst(outcome):
+        held = pinned_tokens if counted else outcome.streamed_tokens
+        if kind == JSON_BODY or is_burst(outcome) or (outcome.chunks == 1 and (held or 0) >= MANY_TOKENS):
             flags.add("burst")

@@ -17,6 +17,7 @@ from typing import Any
 import click
 
 from bench.commands.job_options import JobOptions
+from bench.records.analysis import TRUST
 
 # `stage 12/40: 11 chat @100, draining  attainment 97.10 to 99.40 %, 1310 in flight` with ` 100 %  0:12:34` behind it
 # needs 97 columns; with a bar and the time gone by, 10 and 8 more.
@@ -189,6 +190,9 @@ def meaning(analysis: Any) -> str:
     """What a reader may do with the numbers; claims nothing about a rate that was not sent."""
     verdict = analysis.verdict
     text = MEANING[verdict.status]
+    named = sorted({r.reason_id for r in verdict.reasons if r.reason_id in TRUST})
+    if named:
+        text = text.replace("passed their own checks", f"passed their own checks, with {', '.join(named)} above")
     if verdict.interrupted:
         text += " The run was interrupted: it shows what was measured until then."
     return text

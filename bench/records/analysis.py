@@ -21,6 +21,8 @@ SCHEMA_VERSION = 1
 VERDICTS = ("PASS", "FAIL", "INVALID")
 STAGE_VERDICTS = ("MET", "NOT_MET", "UNDECIDED", "INVALID", "EMPTY")
 STATIONARITY = ("STABLE", "SUSPECT", "UNSTABLE", "TOO_SHORT")
+# Warnings of a deciding stage that say what its numbers rest on: the verdict names them, not the stage alone.
+TRUST = ("WARN-EVENTS", "WARN-USAGE", "WARN-CACHED")
 LATENCY_METRICS = ("ttft_s", "tpot_s", "e2e_s", "residence_s", "send_lag_s")
 
 

@@ -16,6 +16,10 @@ from dataclasses import dataclass, field, fields
 
 STATUSES = ("ok", "rejected", "error", "timeout", "truncated", "unsent")
 PHASES = ("warmup", "window")
+# Finish reasons of an answer that came to the asked length.
+LENGTH_FINISH = frozenset({"length", "max_tokens", "max_output_tokens"})
+# An answer of so many tokens has a TPOT worth its name; that it came in one event is then no chance.
+MANY_TOKENS = 8
 
 # Flags a row may carry (`flags` is a ";"-joined, sorted list of these).
 FLAGS = {

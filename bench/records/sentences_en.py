@@ -67,6 +67,12 @@ ENGLISH: dict[str, str] = {
     "the service's usage is wrong, and TPOT and token rates with it",
     "INV-EVENTS": "{share:.1%} of the answers brought {tokens} tokens or more in {events} events or fewer (limit "
     "{limit:.0%}): their TPOT cannot be told",
+    "INV-EVENTS.uncounted": "{share:.1%} of the answers have no usage, ended at the asked length and came in far fewer "
+    "events than tokens were asked for (the median: {events:g} events for {asked:g} tokens; limit {limit:.0%}): either "
+    "they are short or an event holds several tokens, so neither their tokens nor their TPOT are known",
+    "INV-EVENTS.unmeasured": "{share:.1%} of the answers have no TPOT where {tokens} tokens or more were allowed "
+    "(limit {limit:.0%}): all came in one event without usage, or the usage names fewer tokens than events came; that "
+    "they meet the TPOT clause is not shown",
     "WARN-EVENTS": "half of the answers carry {ratio:.3g} tokens per event or more: TPOT spreads them evenly; tokens "
     "that are counted and not streamed (hidden reasoning) make it look shorter than what a reader sees",
     "WARN-USAGE": "{share:.1%} of the answers have no usage: their tokens are counted events, so TPOT is the time per "
@@ -130,6 +136,8 @@ ENGLISH: dict[str, str] = {
     "target.ran": "; measured rates: {rates:g}",
     "SLO-MISS": "{label} is {found}{place}{limit}{note}",
     "SLO-MISS.never": "{label}{place} falls among answers that never came; the limit is {limit}",
+    "SLO-MISS.unstable": "{label}{place} counts as not met: {why}; the share of {found} (target {limit}) is that of "
+    "this stage's length only, a longer stage would miss it",
     "miss.missed": "missed",
     "miss.place": " at {offered_qps:g} requests/s",
     "miss.where": " {where}",
@@ -187,7 +195,7 @@ ENGLISH: dict[str, str] = {
     "gate.worst.only": "worst of the repeats",
     "gate.noted": "{how}; {note}",
     "gate.noted.only": "{note}",
-    "gate.unstable.only": "UNSTABLE: in-flight grows, a longer stage would miss it",
+    "gate.unstable.only": "{why}; a longer stage would miss it",
     "gate.not_decided.only": "which does not decide it: measure the target rate itself",
     "gate.share.only": "P95 itself is withheld ({withheld}), so the share within {limit} is judged",
     "gate.share_between": "{target_qps:g} was not measured: interpolated between {low_qps:g} ({low:.2%}) and "
@@ -196,7 +204,8 @@ ENGLISH: dict[str, str] = {
     "({high})",
     "gate.one_side": "not measured on both sides",
     "gate.next_rate": "{target_qps:g} was not measured: taken at the next rate, {offered_qps:g}",
-    "gate.unstable": "{how}; UNSTABLE: in-flight grows, a longer stage would miss it",
+    "gate.unstable": "{how}; {why}; a longer stage would miss it",
+    "gate.grows": "UNSTABLE: in-flight grows",
     "gate.nearest": "{target_qps:g} was not measured; the nearest valid stage is {offered_qps:g}",
     "gate.cannot_be_better": "a higher rate, such as the target {target_qps:g}, cannot be better",
     "gate.cannot_be_worse": "{target_qps:g} was not measured: it lies below {offered_qps:g}, and a lower rate cannot "
@@ -369,6 +378,8 @@ ENGLISH: dict[str, str] = {
     "next.events": "let the service stream one token per event (stream interval 1); see one answer by `bench probe`",
     "next.stream_options": "ask for usage: stream_options.include_usage in target.extra_body, if the service knows it",
     "next.unique_prompts": "fine when the load is meant to share prefixes; else see loadgen.unique_prompts",
+    "next.uncounted": "switch usage on (stream_options.include_usage) at the service or the gateway; when it is on, "
+    "the gateway does not stream: switch its buffering off and see one answer by `bench probe`",
     "next.short": "the service must honour ignore_eos (or min_tokens); otherwise set target.pin_length to false",
     "next.prompts": "add lines to loadgen.prompts_file, or read TTFT as that of a warm cache (column cached_tokens)",
     "next.gone": "look into the log of the service (killed, out of memory, restarted?); run again when it stays up",

@@ -19,6 +19,7 @@ from bench.commands.analyse import summary_lines, verdict_lines
 from bench.commands.console import meaning, plan_text
 from bench.records.analysis import ErrorGroup, Interval, Little, Percentiles, Reason, StageAnalysis, Stimulus
 from bench.records.request import LedgerProblem
+from bench.records.sentences import text_of
 
 sys.path.insert(0, str(Path(__file__).parent))
 from synthetic import Faults, Service, StageSpec, default_config, write_run
@@ -538,6 +539,26 @@ def test_overload_past_the_target_is_a_finding(tmp_path: Path) -> None:
     assert "grows by" in next(r.text for r in over.reasons if r.reason_id == "UNSTABLE")
     assert found.capacity.flattening_qps == pytest.approx(service.capacity_qps(), rel=0.06)
     assert 15 <= found.capacity.knee_qps <= 40 and found.capacity.last_met_qps == 15
+
+
+def test_a_share_of_an_unstable_stage_is_not_said_to_lie_below_a_target_that_it_reaches(tmp_path: Path) -> None:
+    """A service just beyond its capacity: the arrivals of the first half still meet the SLO."""
+    folder = write_run(tmp_path / "r", [StageSpec(32, 30, 1)], Service(), target_qps=32)
+    stage = analyse(folder).stages[0]
+    share = stage.attainment_joint.value
+    assert stage.stationarity == "UNSTABLE" and 0 < share < 0.9
+    found = analyse_run(folder, attainment_target=share * 0.9, slo_p95_ms=600_000)
+    gate = next(g for g in found.gates if g.metric == "attainment")
+    assert (found.verdict.status, gate.status) == ("FAIL", "fail")
+    text = found.verdict.sentence
+    assert "attainment at 32 requests/s counts as not met: UNSTABLE: " in text and "below" not in text
+    # second path: the rate of arrivals against the rate of ends, both as counted in the stage
+    growth = 60 * (stage.arrival_qps / stage.completed_qps - 1)
+    assert f"latency grows by {growth:.1f} s per minute" in text and "this stage's length only" in text
+    assert f"the share of {100 * share:.4g} % (target {90 * share:.4g} %)" in text
+    assert text_of({"code": gate.code, "params": gate.params}) == gate.text and gate.text.count("UNSTABLE") == 1
+    missed = analyse_run(folder, attainment_target=0.99, slo_p95_ms=600_000)
+    assert ", below 99 %" in missed.verdict.sentence  # there the number itself is below
 
 
 def test_gates_on_content_and_on_gaps(tmp_path: Path) -> None:

@@ -171,6 +171,23 @@ def test_an_answer_shorter_than_the_pinned_length_is_flagged(parts: list[bytes],
     assert ("short" in read(HEAD, *map(framed, parts), END, pinned_tokens=8).flags) is short
 
 
+@pytest.mark.parametrize(
+    ("parts", "pinned", "burst"),
+    [
+        ([token("a " * 300), event({}, "length"), DONE], 300, True),  # a gateway that does not stream, without usage
+        ([token("a " * 300), event({}, "length"), usage(300), DONE], 300, True),
+        ([token("a " * 300), event({}, "length"), usage(300), DONE], None, True),
+        ([token(), token(), event({}, "length"), DONE], 300, False),  # two events: the stage tells
+        ([token(), event({}, "stop"), DONE], 300, False),  # short, and said so
+        ([token(), event({}, "length"), usage(7), DONE], 7, False),
+        ([token(), event({}, "length"), DONE], 1, False),
+    ],
+)
+def test_a_long_answer_in_one_event_was_not_streamed(parts: list[bytes], pinned: int | None, burst: bool) -> None:
+    outcome = read(HEAD, *map(framed, parts), END, pinned_tokens=pinned)
+    assert outcome.status == "ok" and ("burst" in outcome.flags) is burst
+
+
 BURST_CASES = {
     # name: (times of headers and of each token, burst)
     "all in one read": (0.4, [0.4] * 6, True),
