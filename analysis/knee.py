@@ -91,6 +91,7 @@ class Crossing:
     last_met: float | None
     between: tuple[float, float] | None = None  # the measured rates on both sides of the crossing
     open_above: bool = False  # `high` lies above every measured rate
+    finished_qps: float | None = None  # at the rate above, when it is UNSTABLE and its answers were still in time
 
 
 def score_quantile(scores: np.ndarray, target: float) -> float:
@@ -315,8 +316,11 @@ def _share_crossing(good: Level, bad: Level, target: float) -> Crossing:
     allowed = 1 - target
     m0, m1 = 1 - good.attainment, 1 - bad.attainment
     if m1 <= allowed:  # unstable, though its attainment still held
-        text = "the next rate is UNSTABLE although its attainment still held: the crossing lies between"
-        return Crossing("crossing", good.qps, good.qps, bad.qps, text, good.qps, (good.qps, bad.qps))
+        # Nothing says where between them; not below what it finished, which a short window counts too low.
+        text = "the next rate is UNSTABLE although its attainment still held: the middle, or what was finished there"
+        value = min(max(bad.completed_qps, (good.qps + bad.qps) / 2), bad.qps * (1 - 1e-6))
+        return Crossing("crossing", value, good.qps, bad.qps, text, good.qps, (good.qps, bad.qps),
+                        finished_qps=bad.completed_qps)  # fmt: skip
     linear = good.qps + (bad.qps - good.qps) * min(max((allowed - m0) / (m1 - m0), 0.0), 1.0)
     floor = max(m0, 0.5 / max(good.arrivals, 1))
     log = good.qps + (bad.qps - good.qps) * min(
@@ -360,6 +364,9 @@ def capacity(
         code=told["code"],
         params=told["params"],
     )
+    if found.finished_qps is not None and found.between is not None:
+        made.grows_qps = found.between[1]
+        add_note(made, said("capacity.grows", above_qps=found.between[1], finished_qps=rate_text(found.finished_qps)))
     if note is not None:
         add_note(made, note)
     return made

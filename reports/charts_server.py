@@ -199,7 +199,7 @@ def inside(ctx: Context) -> Chart | None:
             t("server_waiting"): lambda _, of: f.plain(of.get("waiting_mean"), 1),
             f"L {t('little_server')}": lambda s, _: f.plain(s.little.in_flight_mean_server, 1),
             f"L {t('little_integral')}": lambda s, _: f.plain(s.little.in_flight_mean_integral, 1),
-            t("col_gap"): lambda s, _: f.signed_share(s.little.gap_ratio_server),
+            t("col_gap_instants"): lambda s, _: f.signed_share(s.little.gap_ratio_server),
         },
     )
     return Chart(

@@ -217,14 +217,11 @@ def _knee(ctx: Context) -> dict[str, Any]:
     value = finite(c.knee_qps)
     if c.knee_kind == "crossing" and value is not None:
         span = f.capacity_span(finite(c.knee_low_qps), finite(c.knee_high_qps))
-        return _tile(
-            t("tile_knee"),
-            f.capacity(value),
-            t("tile_knee_detail", interval=span, target=f.share(c.attainment_target, 1))
-            if span
-            else t("tile_knee_alone", target=f.share(c.attainment_target, 1)),
-            t("unit_qps"),
-        )
+        why = t("tile_knee_alone", target=f.share(c.attainment_target, 1))
+        if c.grows_qps is not None:
+            why = t("tile_knee_grows", rate=f.rate(c.grows_qps))
+        detail = t("tile_knee_detail", interval=span, why=why) if span else why
+        return _tile(t("tile_knee"), f.capacity(value), detail, t("unit_qps"))
     if c.knee_kind == "at_least":
         bound = value if value is not None else finite(c.last_met_qps)
         detail = t(_if_decided(ctx, bound, "tile_knee_at_least", "tile_knee_at_least_undecided"))

@@ -185,7 +185,9 @@ class Capacity:
     p95_crossing_qps: float | None = None
     p95_crossing_low_qps: float | None = None
     p95_crossing_high_qps: float | None = None
-    p95_crossing_kind: str = "none"  # as knee_kind
+    p95_crossing_kind: str = "none"  # as knee_kind; "growth": in-flight grows above, the answers were still in time
+    # the rate above the knee, when its stage was UNSTABLE and its answers were still in time
+    grows_qps: float | None = None
     code: str = ""  # of the sentence
     params: dict[str, Any] = field(default_factory=dict)
 

@@ -245,6 +245,8 @@ ENGLISH: dict[str, str] = {
     "capacity.below_met.clusters": "The lower end lies below {rate_qps:g} requests/s, where the SLO held without a "
     "miss: misses come in clusters, and {arrivals} arrivals with about {states} independent states of the queue may "
     "not have shown one; a longer stage there raises it.",
+    "capacity.grows": "At {above_qps:g} requests/s the answers were still in time, but requests in flight kept growing: "
+    "the service finished {finished_qps} a second, and a longer stage would miss the SLO.",
     "capacity.noted": "{sentence} {note}",
     "capacity.p95": "P95 of the whole answer passes its target of {target_s:g} s {where}, before that.",
     "capacity.p95_at": "at about {qps} requests/s",
@@ -376,10 +378,10 @@ ENGLISH: dict[str, str] = {
     "next.buffering": "switch off response buffering in the proxy in front of the service",
     "next.usage": "compare the service's usage with max_tokens of one request (`bench probe`)",
     "next.events": "let the service stream one token per event (stream interval 1); see one answer by `bench probe`",
-    "next.stream_options": "ask for usage: stream_options.include_usage in target.extra_body, if the service knows it",
-    "next.unique_prompts": "fine when the load is meant to share prefixes; else see loadgen.unique_prompts",
     "next.uncounted": "switch usage on (stream_options.include_usage) at the service or the gateway; when it is on, "
     "the gateway does not stream: switch its buffering off and see one answer by `bench probe`",
+    "next.stream_options": "ask for usage: stream_options.include_usage in target.extra_body, if the service knows it",
+    "next.unique_prompts": "fine when the load is meant to share prefixes; else see loadgen.unique_prompts",
     "next.short": "the service must honour ignore_eos (or min_tokens); otherwise set target.pin_length to false",
     "next.prompts": "add lines to loadgen.prompts_file, or read TTFT as that of a warm cache (column cached_tokens)",
     "next.gone": "look into the log of the service (killed, out of memory, restarted?); run again when it stays up",
@@ -401,8 +403,7 @@ ENGLISH: dict[str, str] = {
     "next.witness": "put the file that the run wrote back into the folder and analyse again, or run again",
     "next.rows": "look in log.txt for lost workers or a full disk; run again",
     "next.ledger": "the ledger was changed or damaged after the run; use the original or run again",
-    "next.stages": "stages.csv or requests.csv was changed after the run; use the original, or take stages.csv away "
-    "and analyse again: windows and rates then come from the rows",
+    "next.stages": "stages.csv or requests.csv was changed after the run; use the original folder or run again",
     "next.seed": "compare seeds in stages.csv; do not merge runs by hand",
     "next.csv": "requests or rows were lost on the way; look in log.txt for worker errors, run again",
     "next.offset": "use a quieter network between master and workers, or one machine",

@@ -85,9 +85,23 @@ def test_a_lucky_trial_above_a_failed_one_counts_for_nothing() -> None:
     assert found.last_met == 15 and 15 < found.value < 20
 
 
+@pytest.mark.parametrize(("finished", "value"), [(13.0, 15.0), (17.5, 17.5), (25.0, 20.0)])
+def test_growth_above_a_rate_whose_answers_were_in_time(finished: float, value: float) -> None:
+    """All answers in time at 20, but in-flight grew: the knee lies between 10 and 20, and no curve crosses there."""
+    good = level(10.0, score=0.2)
+    grown = replace(level(20.0, score=0.3, stable=False), completed_qps=finished)
+    made = capacity([good, grown], 0.99)
+    assert made.knee_kind == "crossing" and made.knee_qps == pytest.approx(value, rel=1e-5)
+    assert (made.knee_low_qps, made.knee_high_qps, made.grows_qps) == (10.0, 20.0, 20.0)
+    assert f"the service finished {finished:.1f} a second" in made.sentence
+    # A tighter SLO that the grown stage missed is a crossing like any other, and says nothing of growth.
+    missed = replace(grown, attainment=0.9, score=2.0)
+    assert capacity([good, missed], 0.99).grows_qps is None
+
+
 def test_unstable_never_holds() -> None:
     found = crossing([level(10), level(20), level(30, stable=False, score=0.8, attainment=1.0)], 0.99)
-    assert found.last_met == 20 and found.value == 20 and found.high == 30 and "UNSTABLE" in found.method
+    assert found.last_met == 20 and found.value == 27 and found.high == 30 and "UNSTABLE" in found.method
 
 
 def test_rejections_are_interpolated_on_the_share() -> None:
