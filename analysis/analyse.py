@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,6 +39,7 @@ from analysis.stage_checks import check_stages
 from analysis.verdict import Facts, verdict
 from analysis.witnesses import missing_witnesses
 from bench.records.analysis import SCHEMA_VERSION, Analysis, Capacity, Hysteresis, Reason, StageAnalysis, to_json
+from bench.records.digests import changes
 from bench.records.request import LedgerProblem
 from bench.records.sentences import joined, said, text_of
 from bench.records.stage import RunInfo, StageRow
@@ -84,13 +86,16 @@ def analyse_run(
     config = _section(raw, "config")
     slo = _slo(config, slo_ttft_ms, slo_tpot_ms, slo_p95_ms, attainment_target)
     target = target_qps if target_qps is not None else _number(_section(config, "loadgen").get("target_qps"))
-    checked = check_rows(load.read_ledger(path))
-    stage_rows, stage_problems = read_stages(run_dir)
-    gauge, gauge_problems = read_gauge(run_dir)
-    problems = [*problems, *checked.problems, *stage_problems, *gauge_problems]
-    stage_rows = _stage_table(stage_rows, checked, raw, problems)
-    context = _context(config, raw, slo, gauge, read_server_gauge(run_dir))
-    results = [analyse_stage(checked, row, context) for row in stage_rows]
+    with ThreadPoolExecutor(1) as beside:
+        changed = beside.submit(changes, run_dir, raw.get("files"))
+        checked = check_rows(load.read_ledger(path))
+        stage_rows, stage_problems = read_stages(run_dir)
+        gauge, gauge_problems = read_gauge(run_dir)
+        problems = [*problems, *checked.problems, *stage_problems, *gauge_problems]
+        stage_rows = _stage_table(stage_rows, checked, raw, problems)
+        context = _context(config, raw, slo, gauge, read_server_gauge(run_dir))
+        results = [analyse_stage(checked, row, context) for row in stage_rows]
+        problems = [*(LedgerProblem("LED-025", text) for text in changed.result()), *problems]
     return _assemble(run_dir, info, raw, config, slo, target, checked, stage_rows, results, context, problems,
                      models)  # fmt: skip
 

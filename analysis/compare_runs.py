@@ -31,6 +31,7 @@ from analysis.percentiles import nearest_rank
 from analysis.row_checks import Checked, check_rows, unmeasured_tpot
 from analysis.run_files import read_run_info, read_stages
 from bench.records.analysis import Analysis, StageAnalysis, read_analysis
+from bench.records.digests import changes
 
 SCHEMA_VERSION = 1
 LEVEL = 0.95
@@ -510,7 +511,7 @@ def _knee(base: Analysis, new: Analysis, tolerance: float) -> Change | None:
 
 def _analysis(run_dir: Path) -> Analysis:
     path = run_dir / "analysis.json"
-    if path.is_file():
+    if path.is_file() and not changes(run_dir, read_run_info(run_dir)[1].get("files")):
         try:
             return read_analysis(path)
         except (ValueError, KeyError, TypeError, AttributeError):

@@ -6,7 +6,8 @@ Does not: say which of the two files is right, read a file, or look at latencies
 1. The sender writes both files from one plan, so they differ only when one was changed or damaged afterwards.
 2. Each row carries the rate it was due at (`offered_qps`) and its side of the warm-up (`phase`): LED-022, LED-023.
 3. A stage has as many rows as it says, numbered from 0 below `planned`: LED-024. Fewer rows than planned are LED-009.
-4. What a stop leaves is no contradiction: rows due after the end of a stopped stage that were never sent, or that
+4. Its words are ours, and those of run.json; a stage that was not run has no rows: LED-026.
+5. What a stop leaves is no contradiction: rows due after the end of a stopped stage that were never sent, or that
    were sent before the workers heard of the stop.
 """
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 from analysis.load import UNSENT
 from analysis.row_checks import Checked
 from bench.records.request import LedgerProblem
-from bench.records.stage import StageRow
+from bench.records.stage import LOOPS, MARKS, PROCESSES, StageRow
 
 RATE_SLACK = 1e-5  # relative: the ledger's rates are held as float32
 EDGE_SLACK_S = 1e-3  # times are written with nine decimals; edges of a merged run carry the bound of its clocks too
@@ -32,7 +33,7 @@ NAMED = 5  # stages named in a message
 
 def check_stages(rows: list[StageRow], checked: Checked, raw: dict[str, Any]) -> list[LedgerProblem]:
     """Every contradiction between `rows` (of stages.csv) and the ledger; `raw`: run.json, {} when it is missing."""
-    rates, edges, counts = _Found(), _Found(), _Found()
+    rates, edges, counts, words = _Found(), _Found(), _Found(), _Found()
     slack_s, merged = _clock_slack(raw)
     ledger = checked.ledger
     seen: set[tuple[int, int]] = set()
@@ -43,6 +44,7 @@ def check_stages(rows: list[StageRow], checked: Checked, raw: dict[str, Any]) ->
         seen.add((row.stage, row.repeat))
         mine = np.flatnonzero((ledger["stage"] == row.stage) & (ledger["repeat"] == row.repeat))
         _counts(counts, row, ledger["arrival"][mine], checked)
+        _words(words, row, len(mine), raw)
         if "not_run" in row.marks.split(";"):
             continue
         if row.loop == "open" and raw.get("shape") not in PROFILES:
@@ -52,6 +54,7 @@ def check_stages(rows: list[StageRow], checked: Checked, raw: dict[str, Any]) ->
         *rates.problem("LED-022", "stages.csv and the rows of requests.csv name different rates"),
         *edges.problem("LED-023", "the windows of stages.csv and the phases of requests.csv contradict each other"),
         *counts.problem("LED-024", "stages.csv counts other rows than requests.csv has"),
+        *words.problem("LED-026", "words of stages.csv that no run writes, or that run.json or the rows contradict"),
     ]
 
 
@@ -124,6 +127,39 @@ def _edges(found: _Found, row: StageRow, checked: Checked, mine: np.ndarray, sla
         if rows.any():
             at = due[rows]
             found.add(row, int(rows.sum()), f"{int(rows.sum())} rows {what} (at {at.min():g} to {at.max():g} s)")
+
+
+def _words(found: _Found, row: StageRow, have: int, raw: dict[str, Any]) -> None:
+    """`loop`, `process` and `marks` against the words there are, run.json and the number of rows."""
+    marks = set(row.marks.split(";")) - {""}
+    told_words = (("loop", {row.loop}, LOOPS), ("process", {row.process}, PROCESSES), ("marks", marks, MARKS))
+    for name, told, known in told_words:
+        if strange := sorted(told - set(known)):
+            found.add(row, have, f"{name} is {', '.join(strange)[:60]}; it can be {', '.join(known)}")
+    if "not_run" in marks and have:
+        found.add(row, have, f"it is marked not_run and has {have} rows")
+    if row.loop not in LOOPS or row.process not in PROCESSES:
+        return
+    loop, process = raw.get("loop"), _process(row, marks, raw)
+    if loop == "closed" and marks & {"recovered", "master_lost"}:
+        return  # such a stage is written anew from the plan
+    if loop in LOOPS and row.loop != loop:
+        found.add(row, have, f"loop is {row.loop} in stages.csv and {loop} in run.json")
+    elif process in PROCESSES and row.process != process:
+        found.add(row, have, f"process is {row.process} in stages.csv; run.json says {process}")
+
+
+def _process(row: StageRow, marks: set[str], raw: dict[str, Any]) -> Any:
+    """The law of the gaps that a stage of this run has; None when run.json does not tell."""
+    if "not_run" in marks or raw.get("shape") == "rerun":  # named by the plan alone; taken from an older run's rows
+        return None
+    if row.loop == "closed":
+        return "closed"
+    if raw.get("shape") == "replay":
+        return "trace"
+    config = raw.get("config")
+    loadgen = config.get("loadgen") if isinstance(config, dict) else None
+    return loadgen.get("arrival_process") if isinstance(loadgen, dict) else None
 
 
 def _counts(found: _Found, row: StageRow, arrival: np.ndarray, checked: Checked) -> None:

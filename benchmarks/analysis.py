@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from bench.records.digests import file_digests
 from bench.records.request import FIELD_NAMES
 from bench.records.stage import INFLIGHT_COLUMNS, STAGE_COLUMNS
 
@@ -77,7 +78,8 @@ def write_run(folder: Path, rows: int) -> None:
         "slo": {"ttft_deadline_ms": 800, "tpot_deadline_ms": 100, "p95_target_ms": 2000, "attainment_target": 0.99},
         "loadgen": {"target_qps": 500},
     }
-    (folder / "run.json").write_text(json.dumps({"schema_version": 1, "run_id": "benchmark", "config": config}))
+    run = {"schema_version": 1, "run_id": "benchmark", "config": config, "files": file_digests(folder)}
+    (folder / "run.json").write_text(json.dumps(run))
 
 
 def _gauge(sent: np.ndarray, done: np.ndarray, start: float, end: float, stage: int) -> list[tuple]:

@@ -112,7 +112,7 @@ def render(
         environment=tables.environment(ctx),
         config=tables.config_text(ctx),
         origins=[[k, v] for k, v in (analysis.run.get("config_origin") or {}).items()],
-        files=[[k, v] for k, v in (analysis.run.get("files") or {}).items()],
+        files=_files(analysis.run),
         glossary=tables.glossary(ctx),
         against=against,
         toc=[{"id": s, "title": words(f"sec_{s}")} for s in sections],
@@ -123,6 +123,13 @@ def render(
         live=bundle is not None,
         charts_json=Markup(safe_json({"config": chart_config(), "specs": page.specs})),
     )
+
+
+def _files(run: dict[str, Any]) -> list[list[Any]]:
+    """Name and SHA-256 of the run's files."""
+    listed = run.get("files")
+    found = listed.items() if isinstance(listed, dict) else ()
+    return [[name, each.get("sha256", "") if isinstance(each, dict) else each] for name, each in found]
 
 
 def environment() -> Environment:

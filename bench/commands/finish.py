@@ -6,6 +6,7 @@ Does not: statistics (the analysis does) or page text (the report does).
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,16 @@ from bench.commands.job_options import EXIT_INTERRUPTED, EXIT_INVALID, EXIT_USAG
 from bench.commands.locust_process import Stops
 from bench.commands.part import finish_part
 
+FULL_BYTES = 64 << 10  # run.json alone needs a sixth of it
+
 
 def finish(options: JobOptions, plan: Any, run_dir: Path, locust_code: int, say: Console, stops: Stops) -> int:
     if stops.hits and not stops.loading:
         raise JobError("interrupted before the first arrival; nothing was sent", EXIT_INTERRUPTED)
     if not (run_dir / "requests.csv").exists():
         log = run_dir / "log.txt"
-        text = f"Locust ended with code {locust_code} before the run began; {log} says:\n{_tail(log)}"
+        why = _disk_full(run_dir) or f"{log} says:\n{_tail(log)}"
+        text = f"Locust ended with code {locust_code} before the run began; {why}"
         raise JobError(text, EXIT_USAGE if locust_code == EXIT_USAGE else EXIT_INVALID)
     _close_folder(options, plan, run_dir, locust_code, say, stops)
     if options.part:
@@ -56,7 +60,7 @@ def _close_folder(
         elif stops.hits:
             mark_interrupted(run_dir)
     except (OSError, ValueError) as error:
-        raise JobError(f"{run_dir}: the run cannot be closed: {error}", EXIT_INVALID) from None
+        raise JobError(f"{run_dir}: the run cannot be closed: {_disk_full(run_dir) or error}", EXIT_INVALID) from None
 
 
 def finish_run(run_dir: Path, *, lang: str, say: Console, baseline: Path | None = None) -> int:
@@ -92,6 +96,15 @@ def _against(baseline: Path, run_dir: Path, lang: str) -> tuple[Compared, dict[s
         return Compared([f"no comparison: {refused}"], None, code), shown
     said = ["", f"against {baseline}: {found.sentence}", *lines(found)[1:], f"comparison: {run_dir / 'compare.html'}"]
     return Compared(said, {"outcome": found.outcome, "sentence": found.sentence}, found.exit_code), shown
+
+
+def _disk_full(run_dir: Path) -> str:
+    """What to do when the folder's disk is full; empty when it is not."""
+    try:
+        free = shutil.disk_usage(run_dir).free
+    except OSError:
+        return ""
+    return f"the disk is full ({free} bytes are free); free space and run again" if free < FULL_BYTES else ""
 
 
 def _tail(path: Path, lines: int = 12) -> str:

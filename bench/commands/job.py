@@ -59,16 +59,16 @@ def _run(options: JobOptions, say: Console, stops: Stops) -> int:
     prepare.check_baseline(options, plan)
     prepare.refuse_over_limits(resolved, plan)
     prepare.note_prompts(plan, say)
-    run_dir = prepare.make_run_dir(options)
-    with _engine(options, resolved, run_dir, say) as base_url:
-        environment = _environment(options, base_url, run_dir, resolved)
-        if base_url:
-            resolved = prepare.load(options, say, base_url=base_url, quiet=True)
-        if options.preflight:
-            _preflight(resolved, run_dir, environment, say, options.wait_s)
-        code = run_locust(options, resolved, plan, run_dir, environment, say, stops)
-        stops.writing = True
-    return finish(options, plan, run_dir, code, say, stops)
+    with prepare.run_dir_of(options) as run_dir:
+        with _engine(options, resolved, run_dir, say) as base_url:
+            environment = _environment(options, base_url, run_dir, resolved)
+            if base_url:
+                resolved = prepare.load(options, say, base_url=base_url, quiet=True)
+            if options.preflight:
+                _preflight(resolved, run_dir, environment, say, options.wait_s)
+            code = run_locust(options, resolved, plan, run_dir, environment, say, stops)
+            stops.writing = True
+        return finish(options, plan, run_dir, code, say, stops)
 
 
 @contextmanager

@@ -10,6 +10,8 @@ import csv
 import datetime
 import os
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -154,17 +156,36 @@ def stage_hashes(run_dir: Path) -> set[str]:
         return set()
 
 
+@contextmanager
+def run_dir_of(options: JobOptions) -> Iterator[Path]:
+    """`make_run_dir`, and the folder is this job's alone until the end: a second job is refused with JobError.
+
+    The lock is on log.txt, and the system lifts it when the process ends, however it ends. Where there are no such
+    locks (some network folders), two jobs that start in the same second are not told apart.
+    """
+    path = make_run_dir(options)
+    with (path / "log.txt").open("a", encoding="utf-8") as held:
+        try:
+            import fcntl
+
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            text = f"{path}: another run is writing here; give --run-dir another folder, or wait until it has ended"
+            raise JobError(text, EXIT_USAGE) from None
+        except (ImportError, OSError):
+            pass
+        _refuse_full(path)  # the one that held it may have ended a moment ago
+        yield path
+
+
 def make_run_dir(options: JobOptions) -> Path:
     """A new folder for the run; raises JobError when it cannot be written or holds another run."""
-    from bench.records.ledger import find_requests
-
     started = datetime.datetime.now(datetime.UTC)
     home = Path(os.environ.get("BENCH_RUNS") or "runs")
     path = options.run_dir or home / f"{started:%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
     try:
         path.mkdir(parents=True, exist_ok=True)
-        if find_requests(path) is not None:
-            raise JobError(f"{path}: holds a run already; give --run-dir another folder", EXIT_USAGE)
+        _refuse_full(path)
         probe = path / "log.txt"
         with probe.open("a", encoding="utf-8"):
             pass
@@ -173,6 +194,13 @@ def make_run_dir(options: JobOptions) -> Path:
             f"{path}: cannot be written: {_why(path, error)}; give --run-dir a folder that can", EXIT_USAGE
         ) from None
     return path
+
+
+def _refuse_full(path: Path) -> None:
+    from bench.records.ledger import find_requests
+
+    if find_requests(path) is not None:
+        raise JobError(f"{path}: holds a run already; give --run-dir another folder", EXIT_USAGE)
 
 
 def _why(path: Path, error: OSError) -> str:

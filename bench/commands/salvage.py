@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from bench.records.digests import file_digests
 from bench.records.ledger import INFLIGHT, REQUESTS, RUN, STAGES, cell, read_run, write_run
 from bench.records.lost import lost_rows, stage_not_run, unclosed_stage
 from bench.records.part import part_of
@@ -72,6 +73,7 @@ def salvage(run_dir: Path, plan: Any, cause: str, *, interrupted: bool) -> int:
     info.finished_utc = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     info.interrupted = info.interrupted or interrupted
     info.problems.append(f"{cause}; {added} arrivals without a row were filled in (code CL-LOST)")
+    info.files = file_digests(run_dir)
     write_run(run_dir / RUN, info)
     return added
 

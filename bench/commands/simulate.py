@@ -146,7 +146,7 @@ def _simulate(options: Any, overrides: dict[str, Any], old: Path | None, say: An
     from contextlib import ExitStack
 
     from bench.commands.decisions import DECISIONS, writer
-    from bench.commands.prepare import make_run_dir, note_prompts, plan_of, say_remarks
+    from bench.commands.prepare import note_prompts, plan_of, run_dir_of, say_remarks
     from bench.config import load_config
     from engine.simulate import simulate_stages
 
@@ -159,13 +159,13 @@ def _simulate(options: Any, overrides: dict[str, Any], old: Path | None, say: An
     rerun = found.rerun if found is not None else None
     if rerun is not None:
         plan = rerun.plan
-    folder = make_run_dir(options)
-    started = datetime.datetime.now(datetime.UTC)
     with ExitStack() as stack:
+        folder = stack.enter_context(run_dir_of(options))
+        started = datetime.datetime.now(datetime.UTC)
         journal = stack.enter_context(writer(folder / DECISIONS)) if decisions else None
         _write(folder, simulate_stages(plan, resolved.config, engine=engine, old=rerun, journal=journal), say)
-    _write_info(folder, resolved, plan, engine, started, "rerun" if rerun is not None else options.shape,
-                found.losses if found is not None else None)
+        _write_info(folder, resolved, plan, engine, started, "rerun" if rerun is not None else options.shape,
+                    found.losses if found is not None else None)
     return folder
 
 
@@ -194,6 +194,7 @@ def _write_info(folder: Path, resolved: Any, plan: Any, engine: Any, started: da
                 losses: list[str] | None) -> None:
     """Write run.json; `losses` of a simulated old run: what could not be carried from it (None: no old run)."""
     from bench import __version__
+    from bench.records.digests import file_digests
     from bench.records.ledger import RUN, write_run
     from bench.records.stage import RunInfo
     from bench.workload.schedule import plan_hash
@@ -209,6 +210,7 @@ def _write_info(folder: Path, resolved: Any, plan: Any, engine: Any, started: da
         target={"kind": "simulated", "profile": profile.name, "profile_kind": profile.kind,
                 "profile_source": profile.source, "replicas": engine.replicas, "style": engine.style,
                 **({"losses": losses} if losses else {})},
+        files=file_digests(folder),
     ))
 
 

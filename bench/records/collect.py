@@ -28,6 +28,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.records.csv_lines import CHUNK_ROWS, csv_lines
+from bench.records.digests import file_digests
 from bench.records.ledger import INFLIGHT, REQUESTS, RUN, STAGES, RowWriter, write_run
 from bench.records.packing import Batch, batch_of, join
 from bench.records.part import WHOLE, Part
@@ -241,7 +242,7 @@ class Collector:
         )
 
     def finish(self) -> None:
-        """Close every file and write run.json for the last time."""
+        """Close every file and write run.json for the last time, with the digests of all; Locust's table is whole."""
         self.flush()
         self.info.transport = {
             **self.transport,
@@ -254,6 +255,10 @@ class Collector:
                 writer.close()
             except OSError as error:
                 self._fail(writer, error)
+        try:
+            self.info.files = file_digests(self.run_dir)
+        except OSError as error:
+            self.problem(f"{error.filename}: cannot be read again for its digest: {error.strerror}")
         self.save_info()
 
     def save_info(self) -> None:

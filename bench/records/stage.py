@@ -31,7 +31,7 @@ class StageRow:
     workers: int
     rows: int
     schedule_hash: str
-    marks: str = ""  # ";"-joined: interrupted, drain_limit, worker_lost, worker_joined, not_run
+    marks: str = ""  # ";"-joined words of MARKS
 
 
 def drain_time_s(done_s: float, end_s: float) -> float:
@@ -77,7 +77,8 @@ class RunInfo:
     preflight: dict[str, Any] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)  # what went wrong while recording
     stopped_by: str = ""  # the abort gate that ended the run before its last stage
-    files: dict[str, str] = field(default_factory=dict)  # name -> sha256
+    # name -> {bytes, sha256} of what was written, once the run has ended (digests.py)
+    files: dict[str, dict[str, Any]] = field(default_factory=dict)
     transport: dict[str, int] = field(default_factory=dict)  # batches of rows on their way to the master
     # one of several masters that share a plan: {part, of, load, t0_s, lead_t0_s, stages: {stage: offset_s, bound_s}}
     part: dict[str, Any] = field(default_factory=dict)
@@ -87,13 +88,21 @@ class RunInfo:
 STAGE_COLUMNS: tuple[str, ...] = tuple(f.name for f in fields(StageRow))
 INFLIGHT_COLUMNS: tuple[str, ...] = tuple(f.name for f in fields(InflightRow))
 
+# The words of stages.csv; any other was written by somebody else.
+LOOPS = ("open", "closed")
+PROCESSES = ("constant", "poisson", "gamma", "trace", "closed")
+MARKS = (
+    "interrupted", "drain_limit", "worker_lost", "worker_joined", "limit", "gate_abort", "write_failed", "not_run",
+    "not_prepared", "schedule_differs", "recovered", "master_lost", "part_lost", "prompts_changed", "prompts_differ",
+)  # fmt: skip
+
 # name -> (unit, meaning); `docs/ledger.md` is written from these tables.
 STAGE_MEANING: dict[str, tuple[str, str]] = {
     "stage": ("", "stage number, from 0"),
     "repeat": ("", "which repetition of the same offered rate, from 0"),
     "name": ("", "name of its rows in Locust's statistics"),
     "offered_qps": ("1/s", "asked rate; of a closed loop the rate that came about"),
-    "process": ("", "law of the gaps: constant, poisson, gamma, trace, closed"),
+    "process": ("", f"law of the gaps: {', '.join(PROCESSES)}"),
     "loop": ("", "`open` or `closed`"),
     "seed": ("", "seed of the stage"),
     "planned": ("", "planned arrivals; as many rows has the ledger"),
@@ -107,8 +116,7 @@ STAGE_MEANING: dict[str, tuple[str, str]] = {
     "schedule_hash": ("", "sha256 over all arrays of the stage's schedule"),
     "marks": (
         "",
-        "semicolon list: interrupted, drain_limit, worker_lost, worker_joined, limit, gate_abort, write_failed, "
-        "not_run, recovered, master_lost, part_lost",
+        f"semicolon list: {', '.join(MARKS)}",
     ),
 }
 INFLIGHT_MEANING: dict[str, tuple[str, str]] = {

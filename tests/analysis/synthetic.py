@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.records.digests import file_digests
 from bench.records.request import FIELD_NAMES, RequestRow
 from bench.records.stage import INFLIGHT_COLUMNS, STAGE_COLUMNS, InflightRow, StageRow
 
@@ -257,7 +258,7 @@ def make_run(
         drained = max([end, *(r.done_s for r in rows if r.done_s is not None)])
         stages.append(StageRow(
             stage=index, repeat=spec.repeat, name=f"{index:02d} chat @{spec.qps:g}", offered_qps=spec.qps,
-            process=spec.process, loop="open", seed=stage_seed, planned=len(rows), start_s=start,
+            process=spec.process, loop="closed" if spec.process == "closed" else "open", seed=stage_seed, planned=len(rows), start_s=start,
             window_start_s=start + spec.warmup_s, window_end_s=end, end_s=end, drained_s=drained, workers=workers,
             rows=len(rows), schedule_hash=f"{stage_seed:064x}",
         ))  # fmt: skip
@@ -292,6 +293,13 @@ def write_run(
         "preflight": {}, "problems": [], "files": {}, "schema_version": 1,
     }  # fmt: skip
     (folder / "run.json").write_text(json.dumps(document | run))
+    return folder
+
+
+def list_digests(folder: Path) -> Path:
+    """The folder, its files listed in run.json with their digests, as the end of a real run does."""
+    run = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps(run | {"files": file_digests(folder)}))
     return folder
 
 

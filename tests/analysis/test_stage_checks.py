@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import csv
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -67,20 +68,47 @@ def shifted(field: str, by_s: float) -> Callable[[Rows, Rows], None]:
         (set_field("rows", lambda row: int(row["rows"]) - 1), "LED-024", "stage 1: rows is"),
         (lambda stages, rows: stages.append(dict(stages[1])), "LED-024", "stage 1: it stands in stages.csv twice"),
         # the mark alone would leave a bad stage out
-        (set_field("marks", lambda _: "not_run"), "LED-023", ""),
+        (set_field("marks", lambda _: "not_run"), "LED-026", "stage 1: it is marked not_run and has"),
+        (set_field("marks", lambda _: "ramp"), "LED-026", "stage 1: marks is ramp; it can be interrupted, drain_limit,"),
+        (set_field("loop", lambda _: "Open"), "LED-026", "stage 1: loop is Open; it can be open, closed"),
+        (set_field("loop", lambda _: "closed"), "LED-026", "stage 1: loop is closed in stages.csv and open in run.json"),
+        (set_field("process", lambda _: "unknown"), "LED-026", "stage 1: process is unknown; it can be constant,"),
     ],
 )  # fmt: skip
 def test_a_changed_field_is_named(
     original: Path, tmp_path: Path, change: Callable[[Rows, Rows], None], code: str, said: str
 ) -> None:
     found = analyse_run(copy_of(original, tmp_path / "r", change), models=False)
-    if said:
-        assert (found.verdict.status, found.verdict.exit_code) == ("INVALID", 4)
-        assert any(text.startswith(code) and said in text for text in stages_reasons(found)), found.verdict.reasons
-        assert found.verdict.sentence.startswith("The measurement is not to be trusted: LED-02")
-        assert found.capacity.knee_low_qps is None
-    else:
-        assert found.verdict.status == "INVALID"  # the target was not measured
+    assert (found.verdict.status, found.verdict.exit_code) == ("INVALID", 4)
+    assert any(text.startswith(code) and said in text for text in stages_reasons(found)), found.verdict.reasons
+    assert found.verdict.sentence.startswith("The measurement is not to be trusted: LED-02")
+    assert found.capacity.knee_low_qps is None
+
+
+@pytest.mark.parametrize(
+    ("run", "process", "said"),
+    [
+        ({}, "trace", "process is trace in stages.csv; run.json says poisson"),
+        ({}, "closed", "process is closed in stages.csv; run.json says poisson"),
+        ({"shape": "replay"}, "poisson", "process is poisson in stages.csv; run.json says trace"),
+        ({"shape": "replay"}, "trace", ""),
+        ({"shape": "rerun"}, "trace", ""),
+        ({}, "poisson", ""),
+    ],
+)
+def test_the_process_is_the_one_of_the_config(
+    original: Path, tmp_path: Path, run: dict[str, str], process: str, said: str
+) -> None:
+    def change(stages: Rows, rows: Rows) -> None:
+        for stage in stages:
+            stage["process"] = process
+
+    folder = copy_of(original, tmp_path / "r", change)
+    told = json.loads((folder / "run.json").read_text()) | run
+    told["config"]["loadgen"]["arrival_process"] = "poisson"
+    (folder / "run.json").write_text(json.dumps(told))
+    found = stages_reasons(analyse_run(folder, models=False))
+    assert (said in found[0]) if said else not found
 
 
 def test_the_unchanged_run_passes(original: Path, tmp_path: Path) -> None:
@@ -149,12 +177,15 @@ def test_the_last_turn_of_a_closed_loop(
     def late(stages: Rows, rows: Rows) -> None:
         for stage in stages:
             stage["loop"] = loop
+            stage["process"] = "closed" if loop == "closed" else stage["process"]
         last = [r for r in rows if r["stage"] == "1" and r["status"] == "ok"][-1]
         by_s = float(stages[1]["end_s"]) + after_s - float(last["intended_s"])
         for name in ("intended_s", "sent_s", "headers_s", "first_token_s", "first_content_s", "last_token_s", "done_s"):
             last[name] = repr(round(float(last[name]) + by_s, 9))
 
     folder = copy_of(original, tmp_path / "r", late)
+    run = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps(run | {"loop": loop}))
     assert bool(stages_reasons(analyse_run(folder, models=False))) == contradicts
 
 

@@ -296,7 +296,9 @@ def test_the_plan_line_of_both_loops(users: int) -> None:
     ("over", "status"), [({"shape": "ramp"}, "PASS"), ({"loop": "closed"}, "PASS"), ({}, "INVALID")]
 )
 def test_loads_without_a_single_rate_are_judged_over_the_run(tmp_path: Path, over: dict, status: str) -> None:
-    found = analyse(write_run(tmp_path / "r", [StageSpec(12, 30, 5)], QUICK, target_qps=20, **over))
+    process = "closed" if over.get("loop") == "closed" else "poisson"
+    spec = StageSpec(12, 30, 5, process=process)
+    found = analyse(write_run(tmp_path / "r", [spec], QUICK, target_qps=20, **over))
     assert found.verdict.status == status
     assert ("whole run" in found.verdict.sentence) == (status == "PASS")
     if over.get("loop") == "closed":

@@ -14,7 +14,7 @@ HEAD = """# The run folder
 
 | file | what it holds |
 |---|---|
-| `run.json` | how the run was made: versions, host, seed, schedule hash, command, config with secrets masked, problems while recording |
+| `run.json` | how the run was made: versions, host, seed, schedule hash, command, config with secrets masked, problems while recording, digests of the files once the run has ended (`files`, below) |
 | `requests.csv` | the ledger: one row per planned arrival, below |
 | `stages.csv` | one row per stage, below |
 | `inflight.csv` | the gauge: ten samples a second of each worker, below; shares no code with the ledger |
@@ -27,6 +27,8 @@ HEAD = """# The run folder
 | `log.txt`, `engine.log` | consoles of Locust and the engine |
 
 Locust's rows are named by stage (`03 chat @15`) and have the types `POST` (the whole request), `TTFT` and `TPOT`; times there are ms from the intended send time. Aggregated counts each arrival once. A failed arrival is a failure with its code; one that was never sent has no time.
+
+`files` of `run.json`: for each of `requests.csv`, `stages.csv`, `inflight.csv`, `server_metrics.csv` and `locust_stats.csv` that there is, its `bytes` and `sha256`, taken when the last of them was closed (also by `bench simulate`, `bench recover` and after Ctrl-C). `bench analyse` compares: a file that differs, is missing or was added makes the run INVALID (`LED-025`). Packing `requests.csv` with gzip is no change: the digest is of the content. A folder without `files` (of an older version, or whose master was killed) is judged without. The digests show a slip or an edit of one file; they are no signature, since who edits a file can edit run.json too.
 """
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ KINDS = {
     "rows lost and doubled": (SWEEP[:2], {"faults": Faults(drop_rows=5, double_rows=7), "target_qps": 10}),
     "interrupted": (SWEEP[:2], {"interrupted": True, "target_qps": 20}),
     "unfinished, simulated, no CSV": (SWEEP[:1], {"finished_utc": None, "simulated": True, "locust_csv": False}),
-    "closed loop": (SWEEP[:1], {"loop": "closed", "target_qps": 10}),
+    "closed loop": ([replace(SWEEP[0], process="closed")], {"loop": "closed", "target_qps": 10}),
 }
 
 
