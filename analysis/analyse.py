@@ -494,11 +494,14 @@ def _capacity(
             verdicts.setdefault(round(result.public.offered_qps, 9), set()).add(result.public.verdict)
     add_note(found, below_met(found, [x for x in levels if verdicts[x.qps] == {"MET"}]))
     whole = crossing(_levels(results, "e2e"), 0.95)
-    found.p95_crossing_qps, found.p95_crossing_kind = whole.value, whole.kind
+    found.p95_crossing_qps = whole.value
+    found.p95_crossing_kind = whole.kind if whole.finished_qps is None else "growth"
     found.p95_crossing_low_qps, found.p95_crossing_high_qps = whole.low, whole.high
     knee = found.knee_qps if found.knee_qps is not None else found.knee_high_qps
     limit = whole.value if whole.value is not None else whole.high
-    if whole.kind in ("crossing", "below") and knee is not None and limit is not None and limit < knee:
+    # Where in-flight grows though the answers were in time, P95 crossed nothing: it has no steady value.
+    passed = whole.kind in ("crossing", "below") and whole.finished_qps is None
+    if passed and knee is not None and limit is not None and limit < knee:
         crosses = whole.kind == "crossing" and whole.value is not None
         where = said("capacity.p95_at", qps=rate_text(whole.value)) if crosses else said("capacity.p95_always")
         add_note(found, said("capacity.p95", target_s=slo.e2e_target_s, where=where))

@@ -234,11 +234,11 @@ def _fail_reason(gate: Gate) -> Reason:
         limit = said(operator, limit=amount(gate, gate.limit))
     # "measured at 20 requests/s" says nothing that the text has not said
     more = besides({"code": gate.code, "params": gate.params}, gate.measured_qps)
-    if gate.measured is not None and math.isinf(gate.measured) and gate.limit is not None:
     if gate.code == "gate.unstable" and gate.measured is not None:  # the share lies on the right side of its limit
         held = {"label": label(gate), "place": place, "why": gate.params["why"],
                 "found": amount(gate, gate.measured, gate.limit), "limit": amount(gate, gate.limit or 0.0)}  # fmt: skip
         return reason("SLO-MISS.unstable", "fail", "next.unstable", value=gate.measured, limit=gate.limit, params=held)
+    if gate.measured is not None and math.isinf(gate.measured) and gate.limit is not None:
         never = {"label": label(gate), "place": place, "limit": amount(gate, gate.limit)}
         return reason("SLO-MISS.never", "fail", "next.binding_clause", value=gate.measured, limit=gate.limit,
                       params=never)  # fmt: skip
@@ -279,8 +279,8 @@ def _warnings(facts: Facts) -> list[Reason]:
         out.append(max(repeated, key=lambda r: r.value or 0.0))
     for r in (r for s in (place.exact if place else ()) for r in s.reasons if r.reason_id == "WARN-GAUGE"):
         out.append(r)
-    if facts.missing == (LOCUST_STATS,):  # LED-015 speaks for the gauge
     out += _trust(facts)
+    if facts.missing == (LOCUST_STATS,):  # LED-015 speaks for the gauge
         out.append(reason("WARN-WITNESS", "warn", "next.witness", params={"file": LOCUST_STATS}))
     for problem in facts.problems:
         if problem.problem_id not in FATAL_PROBLEMS:
@@ -290,7 +290,6 @@ def _warnings(facts: Facts) -> list[Reason]:
     return out
 
 
-def _sentence(status: str, facts: Facts, failed: list[Gate], reasons: list[Reason]) -> dict[str, Any]:
 def _trust(facts: Facts) -> list[Reason]:
     """What the numbers of the deciding stages rest on, one line each: of many stages the worst one speaks."""
     if facts.at == "run":
@@ -308,6 +307,7 @@ def _trust(facts: Facts) -> list[Reason]:
     return out
 
 
+def _sentence(status: str, facts: Facts, failed: list[Gate], reasons: list[Reason]) -> dict[str, Any]:
     stopped = said("verdict.stopped") if facts.interrupted else said("")
     missing = said("verdict.witness", files=joined("and", list(facts.missing)))
     if status == "PASS":

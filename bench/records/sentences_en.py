@@ -58,8 +58,8 @@ ENGLISH: dict[str, str] = {
     "INV-PLAN.not_prepared": "not every worker was ready before the stage began",
     "INV-PROMPTS.prompts_changed": "the file of prompts ({file}) was written to while this stage ran: what was sent is "
     "not known",
-    "INV-PROMPTS.prompts_differ": "the file of prompts ({file}) is not the one of the plan any more, or cannot be read: "
-    "a worker sent nothing",
+    "INV-PROMPTS.prompts_differ": "the file of prompts ({file}) is not the one of the plan any more, or cannot be "
+    "read: a worker sent nothing",
     "INV-FAULT": "{count} arrivals ended by a fault of the client itself (CL-BUG): they say nothing about the service",
     "INV-BURST": "{share:.1%} of the answers came in bursts (limit {limit:.0%}): TPOT says nothing, TTFT is doubtful",
     "INV-SHORT": "{share:.1%} of the answers are shorter than the asked length (limit {limit:.0%})",
@@ -245,8 +245,8 @@ ENGLISH: dict[str, str] = {
     "capacity.below_met.clusters": "The lower end lies below {rate_qps:g} requests/s, where the SLO held without a "
     "miss: misses come in clusters, and {arrivals} arrivals with about {states} independent states of the queue may "
     "not have shown one; a longer stage there raises it.",
-    "capacity.grows": "At {above_qps:g} requests/s the answers were still in time, but requests in flight kept growing: "
-    "the service finished {finished_qps} a second, and a longer stage would miss the SLO.",
+    "capacity.grows": "At {above_qps:g} requests/s the answers were still in time, but requests in flight kept growing"
+    ": the service finished {finished_qps} a second, and a longer stage would miss the SLO.",
     "capacity.noted": "{sentence} {note}",
     "capacity.p95": "P95 of the whole answer passes its target of {target_s:g} s {where}, before that.",
     "capacity.p95_at": "at about {qps} requests/s",
@@ -371,8 +371,8 @@ ENGLISH: dict[str, str] = {
     "next.cap": "use more workers, or raise client.max_in_flight and `ulimit -n`",
     "next.drain": "run again to the end; one Ctrl-C alone waits for the open answers",
     "next.fixed_workers": "run the stage again with a fixed set of workers",
-    "next.prompts_file": "leave that file alone while the run lasts (run.json, problems, names worker and path) and run "
-    "again",
+    "next.prompts_file": "leave that file alone while the run lasts (run.json, problems, names worker and path) and "
+    "run again",
     "next.fault": "see the traceback in log.txt (or the worker's log), report it, and run again",
     "next.same_version": "use the same version and config on every machine",
     "next.buffering": "switch off response buffering in the proxy in front of the service",
