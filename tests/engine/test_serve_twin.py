@@ -59,6 +59,10 @@ def test_real_time_follows_virtual_time(serve):
     received = [row["received_s"] - origin_s for row in rows]
     config = EngineConfig.from_config(Config.model_validate({
         **SECTIONS, "model": "m", "admission": {"reject_on_budget_exceed": False}}))
+    # A real step includes the scheduler's own CPU time, .1 to .5 ms as the machine is; time_scale does not act on it.
+    decision_s = client.state()["decision_mean_s"]
+    assert 0 < decision_s < 0.005
+    config = config.with_(overhead_s=config.profile.overhead_s + decision_s / config.time_scale)
     out = drive(config, received, lambda i: Request(str(i), received[i], prompts[i], outputs[i], outputs[i], index=i),
                 seed=config.seed)
     assert set(out.kind) == {OK}
@@ -68,7 +72,7 @@ def test_real_time_follows_virtual_time(serve):
     virtual = np.array(out.first_s) - np.array(received)
     # Queues grow to tens of steps of 2-4 ms; the bound is that of the issue (5 ms) plus what a shared machine adds.
     assert np.median(virtual) > 0.01
-    assert np.median(np.abs(real - virtual)) < 0.015
+    assert np.median(np.abs(real - virtual)) < 0.015, (np.median(np.abs(real - virtual)), decision_s)
     assert abs(np.percentile(real, 50) - np.percentile(virtual, 50)) < 0.02
 
 
