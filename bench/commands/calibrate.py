@@ -14,6 +14,8 @@ from typing import Any
 
 import click
 
+from bench.commands.untold import untold, with_settings
+
 USAGE_EXIT, INVALID_EXIT = 2, 4
 
 
@@ -108,18 +110,7 @@ NEUTRAL = {"scheduler.policy": "fcfs", "scheduler.max_num_seqs": 256, "scheduler
 
 def _assumed(raw: dict[str, Any]) -> dict[str, Any]:
     """Keys of `NEUTRAL` that the run of a service leaves to defaults, which are this tool's and not the service's."""
-    origin = raw.get("config_origin") or {}
-    if raw.get("simulated") or ((raw.get("config") or {}).get("engine") or {}).get("embedded") or not origin:
-        return {}
-    return {key: value for key, value in NEUTRAL.items() if origin.get(key, "default") == "default"}
-
-
-def _with(config: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
-    made = {section: dict(value) if isinstance(value, dict) else value for section, value in config.items()}
-    for key, value in settings.items():
-        section, _, name = key.partition(".")
-        made.setdefault(section, {})[name] = value
-    return made
+    return {key: value for key, value in NEUTRAL.items() if untold(raw, key)}
 
 
 def _compare(run: Path, raw: dict[str, Any], profile: str) -> list[dict[str, Any]]:
@@ -131,7 +122,7 @@ def _compare(run: Path, raw: dict[str, Any], profile: str) -> list[dict[str, Any
     from engine.simulate import simulate_stages
 
     quiet = {"engine.profile": profile, "engine.noise_cv": 0.0, "engine.overhead_ms": None, "engine.time_scale": 1.0}
-    config = Config.model_validate(_with(raw["config"], _assumed(raw) | quiet))
+    config = Config.model_validate(with_settings(raw["config"], _assumed(raw) | quiet))
     engine = EngineConfig.from_config(config)
     found = read_old_run(run, build_plan(config, "single"), caching=engine.prefix_caching)
     old, rows = found.rerun, found.rows

@@ -158,6 +158,7 @@ def plan_document(
 ) -> dict[str, Any]:
     """The plan of a run folder as a JSON-able dict. Raises PlanRefused."""
     from bench.commands.plan_facts import facts_of, unknown_limits
+    from bench.commands.untold import with_settings
     from bench.records.analysis import read_analysis
     from control.watermark import engine_flags, make_plan, without_limits
 
@@ -217,7 +218,7 @@ def plan_document(
         },
         "hold": f"bench run{_same_service(analysis.run)} --shape hold --qps {math.floor(safe * 100) / 100:g} "
         f"--stage-duration {plan.line('hold_s').value:g}",
-        "config": _with(analysis.run.get("config") or {}, plan.settings),
+        "config": with_settings(analysis.run.get("config") or {}, plan.settings),
     }
 
 
@@ -271,15 +272,6 @@ def _diff(config: dict[str, Any], settings: dict[str, Any]) -> list[dict[str, An
         if now != value:
             found.append({"key": key, "now": now, "planned": value})
     return found
-
-
-def _with(config: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
-    """The config with the planned settings."""
-    made = {section: dict(value) if isinstance(value, dict) else value for section, value in config.items()}
-    for key, value in settings.items():
-        section, _, name = key.partition(".")
-        made.setdefault(section, {})[name] = value
-    return made
 
 
 def _text(document: dict[str, Any], write: Path | None) -> list[str]:

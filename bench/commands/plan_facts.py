@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from bench.commands.untold import is_ours, origin_of, untold
 from bench.records.analysis import Analysis
 from control.watermark import Facts, StepLaw
 
@@ -25,12 +26,9 @@ def unknown_limits(run: dict[str, Any], runs_with: dict[str, int]) -> list[str]:
     Known are those of the embedded engine (also in virtual time), those in the config, and `runs_with`. The batch is
     known by `max_num_seqs` or `batch_size_cap`, either one.
     """
-    origin = run.get("config_origin") or {}
-    if run.get("simulated") or ((run.get("config") or {}).get("engine") or {}).get("embedded") or not origin:
-        return []
 
     def told(key: str) -> bool:
-        return key in runs_with or origin.get(f"scheduler.{key}", "default") != "default"
+        return key in runs_with or not untold(run, f"scheduler.{key}")
 
     unknown = [] if told("max_num_seqs") or told("batch_size_cap") else ["max_num_seqs"]
     return unknown if told("max_num_batched_tokens") else [*unknown, "max_num_batched_tokens"]
@@ -38,12 +36,11 @@ def unknown_limits(run: dict[str, Any], runs_with: dict[str, int]) -> list[str]:
 
 def _scheduler(run: dict[str, Any], runs_with: dict[str, int]) -> dict[str, Any]:
     """The limits that the run had: of what was told, the batch also stands for its other name."""
-    config, origin = run.get("config") or {}, run.get("config_origin") or {}
-    found = {**(config.get("scheduler") or {}), **runs_with}
+    found = {**((run.get("config") or {}).get("scheduler") or {}), **runs_with}
     told = [k for k in LIMITS[:2] if k in runs_with] or [
-        k for k in LIMITS[:2] if origin.get(f"scheduler.{k}", "default") != "default"
+        k for k in LIMITS[:2] if origin_of(run, f"scheduler.{k}") != "default"
     ]
-    if len(told) == 1 and not ((config.get("engine") or {}).get("embedded") or run.get("simulated")):
+    if len(told) == 1 and not is_ours(run):
         found |= dict.fromkeys(LIMITS[:2], found[told[0]])
     return found
 

@@ -8,8 +8,9 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner
 
-from bench.commands.calibrate import _assumed, _doubt, _with, command
+from bench.commands.calibrate import _assumed, _doubt, command
 from bench.commands.simulate import command as simulate
+from bench.commands.untold import with_settings
 from engine.calibrate import profile_from_fit
 from engine.profiles import PROFILES, load_profile
 
@@ -129,6 +130,6 @@ def test_a_service_that_does_not_say_how_it_schedules_is_simulated_without_our_d
     for ours in ({"simulated": True}, {"config": {"engine": {"embedded": True}}}, {"config_origin": {}}):
         assert _assumed(service | ours) == {}
     old = {"scheduler": {"policy": "sjf", "max_num_seqs": 32}, "engine": {}}
-    made = _with(old, _assumed(service))
+    made = with_settings(old, _assumed(service))
     assert made["scheduler"] == {"policy": "sjf", "max_num_seqs": 256, "batch_size_cap": 256}
     assert old["scheduler"]["max_num_seqs"] == 32 and made["admission"] == {"reject_on_budget_exceed": False}
