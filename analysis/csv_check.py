@@ -13,12 +13,13 @@ import numpy as np
 
 from analysis import load, locust_csv
 from analysis.row_checks import Checked
+from bench.records.ledger import LOCUST_STATS
 from bench.records.stage import StageRow
 
 
 def check_csv(run_dir: Path, checked: Checked, rows: list[StageRow]) -> dict[str, Any]:
     """Locust's stats table of the folder against the ledger."""
-    path = run_dir / "locust_stats.csv"
+    path = run_dir / LOCUST_STATS
     if not path.is_file():
         return {"present": False, "ok": None, "note": "there is no locust_stats.csv in the folder"}
     table = locust_csv.read_stats(path)

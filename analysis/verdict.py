@@ -20,8 +20,8 @@ from typing import Any
 
 from analysis.gates import amount, besides, label, locate, where
 from analysis.reasons import left_out, reason, sentence
-from analysis.witnesses import LOCUST_STATS
 from bench.records.analysis import TRUST, ErrorGroup, Gate, Reason, StageAnalysis, Verdict
+from bench.records.ledger import LOCUST_STATS
 from bench.records.request import LedgerProblem
 from bench.records.sentences import joined, said, text_of
 

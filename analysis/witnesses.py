@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-LOCUST_STATS, GAUGE = "locust_stats.csv", "inflight.csv"
+from bench.records.ledger import INFLIGHT, LOCUST_STATS
 
 
 def missing_witnesses(raw: dict[str, Any], *, locust_stats: bool, gauge: bool) -> tuple[str, ...]:
@@ -22,7 +22,7 @@ def missing_witnesses(raw: dict[str, Any], *, locust_stats: bool, gauge: bool) -
     """
     if not raw or raw.get("simulated") or _put_together(raw):
         return ()
-    return tuple(name for name, there in ((LOCUST_STATS, locust_stats), (GAUGE, gauge)) if not there)
+    return tuple(name for name, there in ((LOCUST_STATS, locust_stats), (INFLIGHT, gauge)) if not there)
 
 
 def _put_together(raw: dict[str, Any]) -> bool:

@@ -15,10 +15,9 @@ import zlib
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from bench.records.ledger import INFLIGHT, REQUESTS, STAGES, find_requests
+from bench.records.ledger import INFLIGHT, LOCUST_STATS, REQUESTS, STAGES, find_requests
 from bench.records.server import SERVER_METRICS
 
-LOCUST_STATS = "locust_stats.csv"
 FILES = (REQUESTS, STAGES, INFLIGHT, SERVER_METRICS, LOCUST_STATS)
 CHUNK = 1 << 20
 

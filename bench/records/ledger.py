@@ -25,6 +25,7 @@ from bench.records.stage import INFLIGHT_COLUMNS, STAGE_COLUMNS, InflightRow, Ru
 REQUESTS = "requests.csv"
 STAGES = "stages.csv"
 INFLIGHT = "inflight.csv"
+LOCUST_STATS = "locust_stats.csv"  # written by Locust
 RUN = "run.json"
 PLAN = "plan.json"  # of a part: what `bench recover --into` needs when no shard is left
 
