@@ -52,6 +52,11 @@ class Hits:
     unknown: np.ndarray  # neither a hit nor a proven miss of the joint SLO
 
 
+def meets_tpot(tpot_s: np.ndarray, deadline_s: np.ndarray | float, no_tpot: np.ndarray | bool) -> np.ndarray:
+    """(n,) bool by rule 2, for answers that are ok; `no_tpot` as in `hits`."""
+    return (np.isnan(tpot_s) & ~np.asarray(no_tpot)) | (tpot_s <= deadline_s)
+
+
 def hits(
     *,
     ok: np.ndarray,
@@ -75,7 +80,7 @@ def hits(
     """
     with np.errstate(invalid="ignore"):
         ttft = ok & (ttft_s <= ttft_deadline_s)
-        tpot = ok & ((np.isnan(tpot_s) & ~np.asarray(no_tpot)) | (tpot_s <= tpot_deadline_s))
+        tpot = ok & meets_tpot(tpot_s, tpot_deadline_s, no_tpot)
         e2e = ok & (e2e_s <= e2e_target_s)
         first_in_time = ttft_s <= ttft_deadline_s
         young = np.isnan(ttft_s) & (age_s <= ttft_deadline_s)

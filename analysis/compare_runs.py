@@ -26,6 +26,7 @@ import numpy as np
 
 from analysis import load
 from analysis.analyse import analyse_run
+from analysis.attainment import meets_tpot
 from analysis.intervals import t_quantile, variance_inflation, wilson
 from analysis.percentiles import nearest_rank
 from analysis.row_checks import Checked, check_rows, unmeasured_tpot
@@ -557,8 +558,7 @@ def _repeat(checked: Checked, stage: StageAnalysis, slo: dict[str, float], confi
                 if entry.get(key) is not None:
                     limit[rows] = float(entry[key]) / 1e3
     with np.errstate(invalid="ignore"):
-        no_tpot = unmeasured_tpot(ledger, mine)
-        hits = ok & (ttft <= limits[0]) & ((np.isnan(tpot) & ~no_tpot) | (tpot <= limits[1]))
+        hits = ok & (ttft <= limits[0]) & meets_tpot(tpot, limits[1], unmeasured_tpot(ledger, mine))
     for values in (ttft, e2e, tpot):
         values[~ok] = np.inf  # a failed arrival never finished; an ok one of a single token has no TPOT
     return Repeat(hits, {"ttft_s": ttft, "tpot_s": tpot, "e2e_s": e2e})
