@@ -86,9 +86,10 @@ def analyse_run(
     config = _section(raw, "config")
     slo = _slo(config, slo_ttft_ms, slo_tpot_ms, slo_p95_ms, attainment_target)
     target = target_qps if target_qps is not None else _number(_section(config, "loadgen").get("target_qps"))
-    with ThreadPoolExecutor(1) as beside:
+    ledger = load.read_ledger(path)
+    with ThreadPoolExecutor(1) as beside:  # the reading above keeps every core; what follows, one
         changed = beside.submit(changes, run_dir, raw.get("files"))
-        checked = check_rows(load.read_ledger(path))
+        checked = check_rows(ledger)
         stage_rows, stage_problems = read_stages(run_dir)
         gauge, gauge_problems = read_gauge(run_dir)
         problems = [*problems, *checked.problems, *stage_problems, *gauge_problems]
