@@ -45,9 +45,7 @@ def _calibrate(options: JobOptions, run_dir: Path, say: Console) -> None:
         say.note(told)
 
 
-def _close_folder(
-    options: JobOptions, plan: Any, run_dir: Path, locust_code: int, say: Console, stops: Stops
-) -> None:
+def _close_folder(options: JobOptions, plan: Any, run_dir: Path, locust_code: int, say: Console, stops: Stops) -> None:
     """Make the folder of a Locust that died a whole one, and say that the user stopped it when so."""
     from bench.commands.salvage import is_unfinished, mark_interrupted, salvage
 
@@ -65,26 +63,40 @@ def _close_folder(
 
 def finish_run(run_dir: Path, *, lang: str, say: Console, baseline: Path | None = None) -> int:
     """Analyse a run folder, write the report, compare with a baseline, print the verdict; the exit code."""
-    from analysis.analyse import write_analysis
-    from analysis.load import LedgerError
-    from analysis.verdict import exit_code
-    from reports import svg
-    from reports.write import write_all
+    from bench.commands.analysis_apart import AnalysisRefused, analysed
 
-    svg.warm()
     try:
-        analysis = write_analysis(run_dir)
+        analysis = analysed(run_dir, meanwhile=ready_to_draw)
         compared, shown = _against(baseline, run_dir, lang) if baseline is not None else (Compared(), None)
+        from reports.write import write_all
+
         files = write_all(run_dir, analysis, lang=lang, comparison=shown)
-    except LedgerError as error:
+    except AnalysisRefused as error:
         raise JobError(str(error), EXIT_INVALID) from None
     except OSError as error:
         again = f"bench analyse {run_dir} && bench report {run_dir}"
         text = f"{run_dir}: the report cannot be written: {error.strerror}; free space, then: {again}"
         raise JobError(text, EXIT_INVALID) from None
-    code = exit_code({analysis.verdict.exit_code, compared.exit_code})
+    code = _one_of(analysis.verdict.exit_code, compared.exit_code)
     say.verdict(analysis, run_dir, files, code, compared)
     return code
+
+
+def ready_to_draw() -> None:
+    """Load what the report needs and start its drawing engine."""
+    from reports import svg
+
+    svg.warm()
+    import reports.write  # noqa: F401 - for its libraries
+
+
+def _one_of(verdict: int, comparison: int) -> int:
+    """The exit code of a run that has both."""
+    if not comparison:
+        return verdict
+    from analysis.verdict import exit_code
+
+    return exit_code({verdict, comparison})
 
 
 def _against(baseline: Path, run_dir: Path, lang: str) -> tuple[Compared, dict[str, Any]]:
