@@ -11,6 +11,7 @@ Does not: judge the run (`analysis/` does, from the files), keep a row, or read 
    An arrival that failed counts as infinite.
 3. Memory depends on the number of stages and bins, never on the number of requests.
 4. A gate is looked at when its stage has ended and all its rows are there, with exact counts, no bins.
+5. An answer of a few tokens has no TPOT and meets that clause; one of many whose TPOT was not measured does not.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import numpy as np
 from bench.records.packing import Batch
 from bench.workload.plan import Plan
 from bench.workload.plan import Stage as PlannedStage
+from locustfiles.analysis_rules import lag_limit_s, tpot_unmeasured
 
 BIN_RATIO = 1.02
 LOWEST_S = 1e-5  # 10 µs: nothing that crosses a network is shorter
@@ -62,9 +64,17 @@ class Seen(NamedTuple):
     residence_s: float | None
     itl_p99_s: float | None
     code: str
+    flags: str
+    output_tokens: int | None
+    reasoning_tokens: int | None
+    max_tokens: int | None
+    chunks: int | None
 
 
 _seen = attrgetter(*Seen._fields)
+# What decides whether an answer without a TPOT is a short one.
+LENGTHS = ("flags", "output_tokens", "reasoning_tokens", "max_tokens", "chunks")
+_lengths = attrgetter(*LENGTHS)
 
 
 def seen(rows: Any) -> Iterable[Seen]:
@@ -231,6 +241,9 @@ class Stage:
         self.all_rows = self.all_sent = 0  # warm-up too
         self.statuses: dict[str, int] = {}
         self.ttft, self.tpot, self.e2e, self.send_lag = Histogram(), Histogram(), Histogram(), Histogram()
+        self.unmeasured = 0  # answers of many tokens without a TPOT
+        self.lag_limit_s = lag_limit_s(slo.ttft_s)
+        self.in_time = 0  # sends of the window within that limit
         self.in_flight_max = 0
         self.ended_s: float | None = None
         self.halted_s = math.inf  # run time of a stop
@@ -263,17 +276,21 @@ class Stage:
         ok = row.status == "ok"
         if ok and row.done_s is not None and self.start_s is not None:
             self.done_in_window += self.plan.warmup_s <= row.done_s - self.start_s < self.plan.duration_s
-        if row.send_lag_s is not None:
-            self.send_lag.add(row.send_lag_s)
         if row.phase != "window":
             return
+        if row.send_lag_s is not None:
+            self.send_lag.add(row.send_lag_s)
+            self.in_time += row.send_lag_s <= self.lag_limit_s
         self.rows += 1
         self.cancelled += row.code == "CL-CANCEL"
         self.ok += ok
         self.statuses[row.status] = self.statuses.get(row.status, 0) + 1
         ttft_limit, tpot_limit = self.slo.deadlines(row.request_class)
         met_ttft = ok and row.ttft_s is not None and row.ttft_s <= ttft_limit
-        met_tpot = ok and (row.tpot_s is None or row.tpot_s <= tpot_limit)
+        unmeasured = ok and row.tpot_s is None and tpot_unmeasured(*_lengths(row))
+        timed = ok and row.ttft_s is not None and not unmeasured
+        met_tpot = timed and (row.tpot_s is None or row.tpot_s <= tpot_limit)
+        self.unmeasured += unmeasured
         self.met_ttft += met_ttft
         self.met_tpot += met_tpot
         self.met += met_ttft and met_tpot
@@ -300,7 +317,9 @@ class Stage:
         if self.start_s is not None:
             at = done_s - self.start_s  # NaN compares false
             self.done_in_window += int((ok & (at >= self.plan.warmup_s) & (at < self.plan.duration_s)).sum())
-        self.send_lag.add_all(send_lag_s[~np.isnan(send_lag_s)])
+        send_lag_s = send_lag_s[window & ~np.isnan(send_lag_s)]
+        self.send_lag.add_all(send_lag_s)
+        self.in_time += int((send_lag_s <= self.lag_limit_s).sum())
         self.rows += int(window.sum())
         self.cancelled += int((batch.where("code", "CL-CANCEL") & window).sum())
         self.ok += int((ok & window).sum())
@@ -313,7 +332,9 @@ class Stage:
         classes, index = batch.words["request_class"]
         limits = np.array([self.slo.deadlines(str(name)) for name in classes] or [(0.0, 0.0)])[index[window]]
         met_ttft = good & (ttft <= limits[:, 0])
-        met_tpot = good & (np.isnan(tpot) | (tpot <= limits[:, 1]))
+        unmeasured = _unmeasured(batch, window, good & np.isnan(tpot))
+        met_tpot = good & ~np.isnan(ttft) & ((np.isnan(tpot) & ~unmeasured) | (tpot <= limits[:, 1]))
+        self.unmeasured += int(unmeasured.sum())
         self.met_ttft += int(met_ttft.sum())
         self.met_tpot += int(met_tpot.sum())
         self.met += int((met_ttft & met_tpot).sum())
@@ -367,6 +388,14 @@ class Stage:
             return "missed" if ended else "misses"
         return "too few arrivals" if wilson_low(1.0, due) < target else "open"
 
+    def late(self) -> bool:
+        """Whether our own sender is too late for the stage to count, by the p99 of its sends.
+
+        While it sends, of a hundred sends or more: one of fewer would decide alone.
+        """
+        n = self.send_lag.n
+        return (n >= 100 or (self.state == "ended" and n > 0)) and self.in_time < math.ceil(round(0.99 * n, 9))
+
     def number(self, metric: str) -> float | None:
         """A count metric of the ended stage, over all its planned arrivals."""
         n, window_s = self.due(0.0), self.plan.window_s
@@ -389,6 +418,16 @@ class Stage:
         spent = min(now_s - self.start_s, self.plan.duration_s)
         open_now = 0 if self.state == "ended" else in_flight
         return (self.all_sent + open_now) / spent if spent > 0.2 else None
+
+
+def _unmeasured(batch: Batch, window: np.ndarray, without: np.ndarray) -> np.ndarray:
+    """(rows of the window,) bool: those among `without` (ok, no TPOT) that are not known to be short."""
+    found = np.zeros(len(without), dtype=bool)
+    if without.any():
+        rows = batch.take(window).take(without)
+        cells = zip(*(rows.column(name) for name in LENGTHS), strict=True)
+        found[without] = [tpot_unmeasured(*each) for each in cells]
+    return found
 
 
 @dataclass
@@ -524,13 +563,20 @@ class Live:
             return f"stopped early: {self.stopped_by}"
         at = [s for s in self.stages if self._is_target(s)]
         words = {s.verdict(now_s) for s in at}
+        late = [s for s in at if s.late()]
         where = f"{self.target_qps:g} requests/s" if self.target_qps is not None else "the target rate"
         if not at:
-            held = [s.plan.offered_qps for s in self.stages if s.verdict(now_s) == "held"]
+            held = [s.plan.offered_qps for s in self.stages if s.verdict(now_s) == "held" and not s.late()]
             if held and self.target_qps is not None and max(held) > self.target_qps:
                 return f"passes so far: the SLO holds at {max(held):g} requests/s, above the target of {where}"
             so_far = f"; held up to {max(held):g} requests/s so far" if held else ""
             return f"open: {where} is not among the stages that ran{so_far}"
+        if late:
+            lag_s, limit_s = late[0].send_lag.percentile(0.99) or 0.0, late[0].lag_limit_s
+            return (
+                f"invalid so far: our own sender is late at {where}, send lag p99 {lag_s * 1000:.3g} ms with a limit of "
+                f"{limit_s * 1000:.3g} ms; use more workers or a quieter machine"
+            )
         if words & {"missed", "misses"}:
             return f"fails so far: the SLO is missed at {where}"
         if words <= {"held", "holds"}:
@@ -595,7 +641,10 @@ class Live:
             "tpot_s": _percentiles(stage.tpot),
             "in_flight": in_flight,
             "in_flight_max": stage.in_flight_max,
+            "tpot_unmeasured": stage.unmeasured,
             "send_lag_p99_s": _plain(stage.send_lag.percentile(0.99)),
+            "send_lag_limit_s": stage.lag_limit_s,
+            "sender_late": stage.late(),
             "verdict": stage.verdict(now_s),
             "marks": stage.marks,
         }

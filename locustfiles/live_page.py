@@ -110,6 +110,7 @@ def table(summary: dict[str, Any]) -> list[dict[str, str]]:
 def _row(s: dict[str, Any]) -> dict[str, str]:
     arrived = s["arrived_qps"]
     left = f", {s['left_s']:.0f} s left" if s["left_s"] else ""
+    late = s["sender_late"]
     flight = f"{s['in_flight']}" if s["state"] != "ended" else f"0 (max {s['in_flight_max']})"
     marks = f" [{', '.join(s['marks'])}]" if s["marks"] else ""
     state = "" if s["state"] == "ended" else f" ({s['state']}{left})"
@@ -119,11 +120,16 @@ def _row(s: dict[str, Any]) -> dict[str, str]:
         "arrived": "" if arrived is None else f"{arrived:.1f}",
         "attainment": attainment_text(s["attainment"]) + (f" of {s['due']}" if s["attainment"] else ""),
         "ttft": _three(s["ttft_s"]),
-        "tpot": _three(s["tpot_s"]),
+        "tpot": _three(s["tpot_s"]) + _unmeasured(s["tpot_unmeasured"]),
         "flight": flight,
-        "lag": _ms(s["send_lag_p99_s"]),
-        "verdict": s["verdict"] + marks,
+        "lag": _ms(s["send_lag_p99_s"]) + (f" (too late, limit {_ms(s['send_lag_limit_s'])})" if late else ""),
+        "verdict": (f"INVALID, our sender is late ({s['verdict']})" if late else s["verdict"]) + marks,
     }
+
+
+def _unmeasured(count: int) -> str:
+    """Long answers without a TPOT: they miss the clause and are in no percentile."""
+    return f" ({count} not measured)" if count else ""
 
 
 def attainment_text(pair: list[float] | None) -> str:

@@ -101,15 +101,25 @@
 
   // -- what is drawn ----------------------------------------------------------------------
 
+  // "at 20 requests/s and at every measured rate above it", or the rates one by one when a higher one is fine again.
+  function where(bad, all) {
+    const rates = (list) => [...new Set(list.map((s) => s.offered_qps))].sort((a, b) => a - b);
+    const found = rates(bad), others = rates(all).filter((r) => !found.includes(r));
+    const onward = found.length > 1 && !others.some((r) => r > found[0]);
+    const names = found.map(label);
+    const list = names.length > 1 ? `${names.slice(0, -1).join(", ")} and ${names[names.length - 1]}` : names[0];
+    return onward ? `at ${names[0]} requests/s and at every measured rate above it` : `at ${list} requests/s`;
+  }
+
   function byRate(stages, name, title, limit) {
-    const measured = stages.some((s) => s[name].p95 !== null);
-    const worst = stages.filter((s) => s[name].p95 === "inf" || s[name].p95 > limit);
+    const known = stages.filter((s) => s[name].p95 !== null), measured = known.length > 0;
+    const worst = known.filter((s) => s[name].p95 === "inf" || s[name].p95 > limit);
     const inks = { p50: ["blue", ""], p95: ["purple", "6 3"], p99: ["green", "2 3"] };
     return {
       title, x: "offered, requests/s", y: "ms", log: true, limit: { y: limit * 1000, name: `deadline ${label(limit * 1000)} ms` },
       caption: !stages.length ? "" : worst.length
-        ? `p95 is above the deadline from ${label(Math.min(...worst.map((s) => s.offered_qps)))} requests/s.`
-          : measured ? "p95 is within the deadline so far." : "No p95 yet.",
+        ? `The p95 is above the deadline ${where(worst, known)}.`
+          : measured ? "The p95 is within the deadline at every measured rate so far." : "No p95 yet: too few answers.",
       series: Object.entries(inks).map(([p, [ink, dash]]) => ({
         name: p, ink, dash, dots: true, points: stages.filter((s) => s[name][p] !== null).map((s) => [s.offered_qps, s[name][p] === "inf" ? "inf" : s[name][p] * 1000]),
       })),
@@ -124,7 +134,7 @@
     const now = data.series.length ? data.series[data.series.length - 1] : null;
     return [
       { title: "Attainment by offered rate", x: "offered, requests/s", y: "share of all arrivals", top: 1,
-        caption: !known.length ? "" : over.length ? `Missed from ${label(Math.min(...over.map((s) => s.offered_qps)))} requests/s.` : "No rate has missed the SLO so far.",
+        caption: !known.length ? "" : over.length ? `The SLO is missed ${where(over, known)}.` : "No rate has missed the SLO so far.",
         limit: { y: data.slo.attainment, name: `target ${label(data.slo.attainment)}` },
         ranges: known.map((s) => [s.offered_qps, ...s.attainment]),
         series: [{ name: "met (bar: still open)", ink: "blue", dots: true, points: known.map((s) => [s.offered_qps, s.attainment[0]]) }] },
@@ -148,9 +158,11 @@
       ["Requests/s", `${label(s.offered_qps)} / ${rate(s.arrived_qps)}`, "offered / arrived"],
       ["Attainment so far", range(s.attainment), s.attainment ? `of ${s.due} arrivals due` : "the window has not begun"],
       ["TTFT p95", `${seconds(s.ttft_s.p95)} ms`, `limit ${label(data.slo.ttft_s * 1000)}, n ${s.ttft_s.n}`],
-      ["TPOT p95", `${seconds(s.tpot_s.p95)} ms`, `limit ${label(data.slo.tpot_s * 1000)}, n ${s.tpot_s.n}`],
+      ["TPOT p95", `${seconds(s.tpot_s.p95)} ms`, `limit ${label(data.slo.tpot_s * 1000)}, n ${s.tpot_s.n}${s.tpot_unmeasured ? `; ${s.tpot_unmeasured} long answers without a TPOT miss it` : ""}`],
       ["In flight", String(s.in_flight), failed || "no failures"],
-      ["Send lag p99", `${seconds(s.send_lag_p99_s)} ms`, "our own lateness"],
+      s.sender_late
+        ? ["Send lag p99", `${seconds(s.send_lag_p99_s)} ms`, `✕ too late: limit ${seconds(s.send_lag_limit_s)} ms, the stage does not count`, "late"]
+        : ["Send lag p99", `${seconds(s.send_lag_p99_s)} ms`, `our own lateness, limit ${seconds(s.send_lag_limit_s)} ms`],
     ];
   }
 
@@ -159,15 +171,18 @@
     const row = el("tr", {}, ...head.map((h, i) => el("th", { scope: "col", class: i > 1 && i < 14 ? "num" : "" }, h)));
     const body = el("tbody");
     for (const s of [...data.stages].reverse()) {
-      const cells = [s.name, s.state, label(s.offered_qps), rate(s.arrived_qps), s.due, range(s.attainment), ...["ttft_s", "tpot_s"].flatMap((m) => ["p50", "p95", "p99"].map((p) => seconds(s[m][p]))), s.in_flight_max, seconds(s.send_lag_p99_s)];
+      const cells = [s.name, s.state, label(s.offered_qps), rate(s.arrived_qps), s.due, range(s.attainment), ...["ttft_s", "tpot_s"].flatMap((m) => ["p50", "p95", "p99"].map((p) => seconds(s[m][p]))), s.in_flight_max];
       const tr = el("tr", {}, ...cells.map((c, i) => el(i ? "td" : "th", i ? { class: i > 1 ? "num" : "" } : { scope: "row" }, String(c))));
-      tr.append(el("td", { class: s.verdict }, s.verdict + (s.marks.length ? ` [${s.marks.join(", ")}]` : "")));
+      const lag = seconds(s.send_lag_p99_s);
+      tr.append(el("td", { class: s.sender_late ? "num late" : "num" }, s.sender_late ? `✕ ${lag}, limit ${seconds(s.send_lag_limit_s)}` : lag));
+      const marks = s.marks.length ? ` [${s.marks.join(", ")}]` : "";
+      tr.append(el("td", { class: s.sender_late ? "late" : s.verdict }, (s.sender_late ? `INVALID, our sender is late (${s.verdict})` : s.verdict) + marks));
       body.append(tr);
     }
     return [el("thead", {}, row), body];
   }
 
-  const KINDS = [["passes", "pass", "✓ PASS SO FAR"], ["fails", "fail", "✕ FAIL SO FAR"], ["stopped", "fail", "✕ STOPPED"], ["not started", "fail", "✕ NOT STARTED"]];
+  const KINDS = [["passes", "pass", "✓ PASS SO FAR"], ["fails", "fail", "✕ FAIL SO FAR"], ["invalid", "fail", "✕ INVALID SO FAR"], ["stopped", "fail", "✕ STOPPED"], ["not started", "fail", "✕ NOT STARTED"]];
 
   function show(data) {
     const running = !["ready", "finished"].includes(data.state);
@@ -185,7 +200,7 @@
     $("meta").textContent = data.run_id ? `${data.problem ? "previous run" : "run"} ${data.run_id} · seed ${data.seed} · ${data.loop} loop · ${data.state}${data.state === "finished" ? `; judge it with: bench analyse ${data.run_dir}` : ""}` : "";
     $("bar").max = data.planned_s || 1;
     $("bar").value = data.spent_s;
-    $("tiles").replaceChildren(...tiles(data).map(([name, value, sub]) => el("li", {}, el("p", { class: "label" }, name), el("p", { class: "value" }, value), el("p", { class: "sub" }, sub))));
+    $("tiles").replaceChildren(...tiles(data).map(([name, value, sub, kind]) => el("li", { class: kind || "" }, el("p", { class: "label" }, name), el("p", { class: "value" }, value), el("p", { class: "sub" }, sub))));
     $("charts").replaceChildren(...(data.stages.length ? charts(data).map(figure) : []));
     $("stages").replaceChildren(...table(data));
     document.title = `${word.replace(/^\S+ /, "")} · SLO · scheduler-bench`;

@@ -133,3 +133,46 @@ def test_a_person_starts_a_sweep_and_follows_it(browser: Any, served: Page) -> N
     asked = [json.loads(e["message"])["message"] for e in browser.get_log("performance")]
     asked = [m["params"]["request"]["url"] for m in asked if m["method"] == "Network.requestWillBeSent"]
     assert asked and all(url.startswith((served.url + "/slo", "data:")) for url in asked)  # no other address
+
+
+@pytest.mark.browser
+@pytest.mark.timeout(60)
+def test_a_late_sender_and_a_missed_deadline_are_said_in_words(browser: Any, tmp_path: Any) -> None:
+    """The page as a file, its data from counted rows: 10 and 40 requests/s miss the TTFT deadline, 20 does not."""
+    from dataclasses import replace
+
+    from locustfiles.live import Live
+    from tests.load.test_live import SLO, plan, row
+
+    live = Live()
+    settings = {"model": "m", "target_qps": 40.0, "slo": SLO, "gates": []}
+    live.open_run(plan([10.0, 20.0, 40.0]), settings, run_id="r", run_dir="runs/r", loop="open")
+    for index, (ttft_s, lag_s) in enumerate([(0.9, 0.001), (0.1, 0.001), (0.9, 0.05)]):
+        live.open_stage(live.plan.stages[index], [3.0] * 100)
+        live.begin_stage(0.0)
+        rows = [replace(row(i, ttft_s=ttft_s), send_lag_s=lag_s) for i in range(100)]
+        if index == 1:
+            rows = [replace(each, tpot_s=None, output_tokens=30, chunks=1) for each in rows[:4]] + rows[4:]
+        live.add_rows(index, rows)
+        live.end_stage(11.0, [])
+    summary = json.dumps(live.summary(12.0))
+    pages = PROJECT / "locustfiles" / "pages"
+    page = (pages / "slo.html").read_text(encoding="utf-8")
+    for word, name in (("STYLE", "slo.css"), ("SCRIPT", "slo.js")):
+        page = page.replace(word, (pages / name).read_text(encoding="utf-8"), 1)
+    answer = "new Response(" + json.dumps(summary) + ", {headers: {'content-type': 'application/json'}})"
+    page = page.replace("<script>", f"<script>window.fetch = async () => {answer};</script><script>", 1)
+    (tmp_path / "slo.html").write_text(page, encoding="utf-8")
+    browser.get((tmp_path / "slo.html").as_uri())
+    shown(browser, "return document.querySelectorAll('#charts figure svg[role=img]').length === 5")
+    text = {name: browser.execute_script(f"return document.getElementById('{name}').innerText")
+            for name in ("verdict", "tiles", "charts", "stages")}  # fmt: skip
+    assert "INVALID SO FAR" in text["verdict"] and "send lag p99" in text["verdict"] and "limit of 40 ms" in text["verdict"]
+    assert "✕ too late: limit 40 ms, the stage does not count" in text["tiles"]
+    assert "The p95 is above the deadline at 10 and 40 requests/s." in text["charts"]
+    assert "The p95 is within the deadline at every measured rate so far." in text["charts"]  # TPOT
+    rows_text = text["stages"].splitlines()
+    assert "INVALID, our sender is late (missed)" in rows_text[1] and "limit 40" in rows_text[1]
+    assert "INVALID" not in "".join(rows_text[2:])
+    assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth")
+    keep(browser, "slo-page-late-sender")
