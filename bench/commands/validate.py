@@ -11,6 +11,9 @@ import click
 
 from bench.commands.options import SHAPES, plan_options
 
+# Warnings for commands that send nothing; a run with them does not start (`Resolved.placeholders`).
+FORBID_SENDING = ("CFG-012",)
+
 if TYPE_CHECKING:
     from bench.config import Problem, Resolved
     from bench.workload.expect import StageExpectation
@@ -21,17 +24,20 @@ if TYPE_CHECKING:
     "validate",
     help="""Check a config without sending anything: problems, values with their origin, what to expect.
 
-    Exit code 0: the run may start (warnings allowed); 2: it may not.
+    Exit code 0: the run may start (warnings allowed); 2: it may not. An address or a model that nobody filled in is
+    no start: give it in the config, in BENCH_BASE_URL and BENCH_MODEL, or as options, as for bench run.
 
     \b
     Example:
-      bench validate configs/scheduler_bench.json
       bench validate configs/demo.json --shape repeat --json
+      bench validate configs/scheduler_bench.json --base-url http://localhost:8000/v1 --model my-model
     """,
 )
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--shape", type=click.Choice(SHAPES), default="sweep", show_default=True, help="The plan to look at.")
 @plan_options
+@click.option("--base-url", default="", help="Address of the service; overrides config and environment.")
+@click.option("--model", default="", help="Model id; overrides config and environment.")
 @click.option("--all", "show_all", is_flag=True, help="Show defaults too.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 def command(
@@ -41,6 +47,8 @@ def command(
     stage_duration_s: float,
     repeats: int,
     seed: int,
+    base_url: str,
+    model: str,
     show_all: bool,
     as_json: bool,
 ) -> None:
@@ -52,9 +60,10 @@ def command(
     from bench.workload.plan import PlanError, build_plan
 
     try:
-        resolved = load_config(file)
+        given = {key: value for key, value in (("base_url", base_url), ("model", model)) if value}
+        resolved = load_config(file, overrides=given)
     except ConfigError as error:
-        _finish({"ok": False, "file": str(file), "problems": _plain(error.problems)}, as_json, _lines(error.problems))
+        _refuse(file, error.problems, as_json)
     problems = _key_problems(resolved)
     try:
         plan = build_plan(
@@ -68,7 +77,7 @@ def command(
             for line in str(error).splitlines()
         ]
         found = [*problems, *wrong, *resolved.warnings]
-        _finish({"ok": False, "file": str(file), "problems": _plain(found)}, as_json, _lines(found))
+        _refuse(file, found, as_json)
     stages = expect_stages(plan, resolved.config.slo.attainment_target)
     problems += limit_problems(resolved.config, total(plan, stages))
     problems += resolved.warnings + prompt_warnings(plan, stages)
@@ -153,12 +162,28 @@ def size_warnings(target: float, stages: list[StageExpectation]) -> list[Problem
 
 
 def _plain(problems: list[Problem]) -> list[dict[str, Any]]:
-    return [problem.to_dict() for problem in problems]
+    return [{**problem.to_dict(), "severity": _severity(problem)} for problem in problems]
 
 
 def _lines(problems: list[Problem]) -> list[str]:
     marks = {"error": "error  ", "warning": "warning"}
-    return [f"{marks[problem.severity]} {problem.text()}" for problem in problems]
+    return [f"{marks[_severity(problem)]} {problem.text()}" for problem in problems]
+
+
+def _severity(problem: Problem) -> str:
+    """As for a run that sends: what a simulation does not need is no warning here."""
+    return "error" if problem.id in FORBID_SENDING else problem.severity
+
+
+def _end(problems: list[Problem]) -> str:
+    """The last line: may it start, and if not, because of what."""
+    wrong = [problem for problem in problems if _severity(problem) == "error"]
+    if not wrong:
+        return "the run may start"
+    unfilled = [problem.where.split()[-1] for problem in wrong if problem.id in FORBID_SENDING]
+    if len(unfilled) == len(wrong):
+        return f"the run may not start: {' and '.join(unfilled)} {'is' if len(unfilled) == 1 else 'are'} not filled in"
+    return f"the run may not start: mend the {'error' if len(wrong) == 1 else f'{len(wrong)} errors'} above"
 
 
 def _document(
@@ -173,7 +198,7 @@ def _document(
     limits = resolved.config.limits
     sums = total(plan, stages)
     return {
-        "ok": not any(problem.severity == "error" for problem in problems),
+        "ok": not any(_severity(problem) == "error" for problem in problems),
         "file": str(file),
         "problems": _plain(problems),
         "values": resolved.masked(),
@@ -254,7 +279,7 @@ def _report(
         f"  misses: how many requests of the window may miss so that attainment >= {target:g} is still shown; "
         "-: too few arrivals"
     )
-    lines += ["", "the run may start" if document["ok"] else "the run may not start"]
+    lines += ["", _end(problems)]
     return lines
 
 
@@ -266,6 +291,11 @@ def _leaves(values: dict[str, Any], origin: dict[str, str]) -> list[tuple[str, A
             node = node[part]
         out.append((key, node))
     return out
+
+
+def _refuse(file: Path, problems: list[Problem], as_json: bool) -> None:
+    """End where there is no plan to show."""
+    _finish({"ok": False, "file": str(file), "problems": _plain(problems)}, as_json, [*_lines(problems), "", _end(problems)])
 
 
 def _finish(document: dict[str, Any], as_json: bool, lines: list[str]) -> None:

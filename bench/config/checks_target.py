@@ -15,17 +15,26 @@ from bench.config.json_body import ALLOWED, body_fault
 from bench.config.schema import Config
 
 
+# What example configs and pages write where a real address or name belongs.
+PLACEHOLDER_PARTS = ("your-", "your_", "你的", "<", ">", "${", "{{", "changeme", "change-me", "replace-me")
+# Names that are set aside for examples and hold no service (RFC 2606).
+EXAMPLE_DOMAINS = ("example.com", "example.net", "example.org", "example.invalid")
+EXAMPLE_ENDING = ".example"
+
+
 def is_placeholder(text: str) -> bool:
-    """Whether a base URL or model is still the one of the example config, or empty."""
+    """Whether a base URL or model was never filled in: empty, or the words of an example."""
     lower = text.strip().lower()
-    return (
-        lower == ""
-        or "your-" in lower
-        or "your_" in lower
-        or "你的" in text
-        or lower.startswith("<")
-        or "example.invalid" in lower
-    )
+    return lower == "" or any(part in lower for part in PLACEHOLDER_PARTS) or _is_example_host(lower)
+
+
+def _is_example_host(url: str) -> bool:
+    try:
+        host = (urlsplit(url).hostname or "").rstrip(".")
+    except ValueError:
+        return False
+    under = any(host == domain or host.endswith("." + domain) for domain in EXAMPLE_DOMAINS)
+    return under or host.endswith(EXAMPLE_ENDING)
 
 
 @reads("base_url", "engine.embedded")
@@ -37,15 +46,23 @@ def _base_url(config: Config) -> Iterator[Finding]:
         yield Finding(
             "CFG-012",
             ("base_url",),
-            "is still a placeholder" if url else "is empty",
-            "the address of the service",
-            "set BENCH_BASE_URL (or TAOTOKEN_BASE_URL), here or in .env, or base_url in the config",
+            f"is {_shown(url)}, an example's placeholder" if url.strip() else "is empty",
+            "the address of the service, such as http://localhost:8000/v1",
+            "set BENCH_BASE_URL (or TAOTOKEN_BASE_URL), here or in .env, or base_url in the config, or set engine.embedded "
+            "to true for the engine that comes with the tool",
         )
-        if not url:
+        if not url.strip():
             return
     wrong = url_fault(url)
     if wrong:
         yield Finding("CFG-011", ("base_url",), wrong[0], "http(s)://host[:port][/path]", wrong[1])
+
+
+def _shown(url: str) -> str:
+    """A placeholder address without user, password, query and fragment."""
+    rest = url.strip().partition("#")[0].partition("?")[0]
+    scheme, slashes, place = rest.rpartition("://")
+    return f'"{scheme}{slashes}{place.rpartition("@")[2]}"'[:61]
 
 
 def url_fault(url: str) -> tuple[str, str] | None:
@@ -92,7 +109,7 @@ def _model(config: Config) -> Iterator[Finding]:
         yield Finding(
             "CFG-012",
             ("model",),
-            "is still a placeholder" if config.model else "is empty",
+            f'is "{config.model.strip()[:40]}", an example\'s placeholder' if config.model.strip() else "is empty",
             "a model ID of the service",
             "set BENCH_MODEL (or TAOTOKEN_MODEL_ID), here or in .env, or model in the config",
         )

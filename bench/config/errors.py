@@ -25,7 +25,7 @@ PROBLEMS: dict[str, tuple[str, str]] = {
     "CFG-009": ("error", "a value that must be given is missing"),
     "CFG-010": ("error", "a secret is written in the config"),
     "CFG-011": ("error", "base_url is not an http(s) address without query, fragment and user"),
-    "CFG-012": ("warning", "base_url or model is still a placeholder"),
+    "CFG-012": ("warning", "base_url or model is empty or still a placeholder; whatever sends to a service refuses it"),
     "CFG-013": ("error", "the API key is damaged: blanks, line breaks, quotes or other stray characters"),
     "CFG-014": ("error", "the API key file cannot be used"),
     "CFG-015": ("error", "the .env file has a line that is not KEY=VALUE"),

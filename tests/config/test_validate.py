@@ -30,13 +30,16 @@ def clean_environment(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)  # no .env of the developer
 
 
+SERVICE = ("--base-url", "http://localhost:8000/v1", "--model", "m")
+
+
 def validate(*arguments: str):
     return CliRunner().invoke(command, [str(a) for a in arguments])
 
 
 @pytest.mark.parametrize("name", ["scheduler_bench", "demo", "smoke", "reference_4x"])
 def test_tracked_configs_may_start(name):
-    result = validate(ROOT / "configs" / f"{name}.json", "--json")
+    result = validate(ROOT / "configs" / f"{name}.json", "--json", *SERVICE)
     assert result.exit_code == 0, result.output
     data = json.loads(result.output)
     assert data["ok"] and all(problem["severity"] == "warning" for problem in data["problems"])
@@ -59,10 +62,9 @@ def test_the_demo_is_short_and_can_decide_its_target():
 
 
 def test_text_shows_problems_values_with_origin_and_stages():
-    result = validate(ROOT / "configs" / "scheduler_bench.json")
+    result = validate(ROOT / "configs" / "scheduler_bench.json", *SERVICE)
     assert result.exit_code == 0
     for words in (
-        "CFG-012",
         "CFG-026",
         "slo.p95_target_ms = 2000.0  (file ",
         "03 chat @20",
@@ -70,8 +72,60 @@ def test_text_shows_problems_values_with_origin_and_stages():
         "defaults (--all shows them)",
     ):
         assert words in result.output
-    assert "loadgen.seed" not in result.output
+    assert "loadgen.seed" not in result.output and "CFG-012" not in result.output
     assert "loadgen.seed = 11  (default)" in validate(ROOT / "configs" / "scheduler_bench.json", "--all").output
+
+
+@pytest.mark.parametrize(
+    ("base_url", "model", "unfilled"),
+    [
+        ("", "", ["model", "base_url"]),
+        ("http://localhost:8000", "m", []),
+        ("http://127.0.0.1:8000/v1", "<model>", ["model"]),
+        ("http://<host>:8000", "m", ["base_url"]),
+        ("https://example.com/v1", "m", ["base_url"]),
+        ("https://api.example.com/v1", "m", ["base_url"]),
+        ("https://myexample.com/v1", "m", []),
+        ("https://gateway.example:8443", "m", ["base_url"]),
+        ("https://your-service.example/v1", "your-model", ["model", "base_url"]),
+        ("${BENCH_BASE_URL}", "{{ model }}", ["model", "base_url"]),
+        (" ", " ", ["model", "base_url"]),
+    ],
+)
+def test_an_address_or_model_that_nobody_filled_in_is_no_start(tmp_path, base_url, model, unfilled):
+    path = tmp_path / "bench.json"
+    path.write_text(json.dumps({"model": model, "base_url": base_url}, indent=1), encoding="utf-8")
+    result = validate(path)
+    data = json.loads(validate(path, "--json").output)
+    named = [p for p in data["problems"] if p["id"] == "CFG-012"]
+    assert [p["where"].split()[-1] for p in named] == unfilled
+    assert result.exit_code == (2 if unfilled else 0) and data["ok"] is (not unfilled)
+    assert all(p["severity"] == "error" and p["line"] in (2, 3) and "BENCH_" in p["fix"] for p in named)
+    assert ("the run may start" in result.output) is (not unfilled)
+    if unfilled:
+        assert f"{unfilled[0]} is " in result.output
+        assert validate(path, *SERVICE).exit_code == 0  # as bench run with these options
+    path.write_text(json.dumps({"base_url": base_url, "engine": {"embedded": True}}), encoding="utf-8")
+    assert "CFG-012" not in validate(path).output
+
+
+def test_what_init_writes_may_not_start_before_it_is_filled_in(tmp_path, monkeypatch):
+    from bench.commands.init import command as init
+
+    assert CliRunner().invoke(init, [str(tmp_path)]).exit_code == 0
+    result = validate(tmp_path / "bench.json")
+    assert result.exit_code == 2
+    assert result.output.rstrip().endswith("the run may not start: model and base_url are not filled in")
+    monkeypatch.setenv("BENCH_BASE_URL", "https://your-service.example/v1")  # .env.example, copied and left as it is
+    result = validate(tmp_path / "bench.json")
+    assert result.exit_code == 2 and 'environment BENCH_BASE_URL: base_url is "https://your-service.example/v1"' in result.output
+
+
+def test_a_placeholder_address_is_shown_without_what_may_be_secret(tmp_path):
+    path = tmp_path / "c.json"
+    path.write_text(json.dumps({"model": "m", "base_url": "https://me:pass-w0rd@example.com/v1?key=abc#d"}))
+    result = validate(path)
+    assert result.exit_code == 2 and "pass-w0rd" not in result.output and "abc" not in result.output
 
 
 def test_a_bad_config_exits_2_with_all_problems(tmp_path):
