@@ -80,6 +80,7 @@ def recover(paths: list[Path], output: Path) -> Recovered:
         )
     (source,) = sources
     info = source.info
+    info.files = {}  # of the folder that it comes from
     info.problems.append(f"put together by `bench recover` from {len(source.shards)} shards: the master was lost")
     result = _write(sources, source.plan(), info, output, source.part)
     result.notes += left_out

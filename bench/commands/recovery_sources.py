@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from bench.records.digests import changes
 from bench.records.ledger import INFLIGHT, PLAN, REQUESTS, RUN, STAGES, read_run
 from bench.records.packing import COUNTS, FLOATS, Batch, batch_of, unpack
 from bench.records.part import WHOLE, Part, part_of
@@ -189,6 +190,8 @@ def read_sources(paths: list[Path]) -> tuple[list[Source], list[str]]:
                 left_out.append(f"{each}: {each.stat().st_size} bytes without a whole head; left out (a full disk?)")
         if (path / RUN).exists():
             info = read_run(path / RUN)
+            if changed := changes(path, info.files):  # the folder that is made of it would list digests of the edit
+                raise RecoveryError(f"{path}: {changed[0]}; give the folder as the run left it, or its shards alone")
             key = (info.run_id, part_of(info.part))
             if key in folders and folders[key].resolve() != path.resolve():
                 raise RecoveryError(f"{path} and {folders[key]} are both folders of run {info.run_id}; give one")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import gzip
+import hashlib
 import json
 import os
 from collections.abc import Iterable, Sequence
@@ -117,8 +118,21 @@ def write_inflight(path: Path, rows: Iterable[InflightRow]) -> int:
         return writer.rows
 
 
+def content_digest(data: dict[str, Any]) -> str:
+    """SHA-256, as hex digits, of what a `run.json` says but for `files`: canonical JSON (sorted keys, no spaces, ASCII)."""
+    said = {name: value for name, value in data.items() if name != "files"}
+    text = json.dumps(said, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode("ascii")).hexdigest()
+
+
 def write_run(path: Path, info: RunInfo) -> None:
-    """Write `run.json` in one step: a reader never sees half of it."""
+    """Write `run.json` in one step: a reader never sees half of it.
+
+    Of a run that lists its files it lists the digest of its own content too (`info.files`), made anew each time.
+    """
+    if info.files:
+        as_read = json.loads(json.dumps(dataclasses.asdict(info), default=str))  # keys are text there, tuples lists
+        info.files = {**info.files, RUN: {"sha256": content_digest(as_read)}}
     text = json.dumps(dataclasses.asdict(info), ensure_ascii=False, indent=1, default=str)
     part = path.with_name(path.name + ".part")
     part.write_text(text + "\n", encoding="utf-8")

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from bench.records.digests import file_digests
+from bench.records.ledger import content_digest
 from bench.records.request import FIELD_NAMES, RequestRow
 from bench.records.stage import INFLIGHT_COLUMNS, STAGE_COLUMNS, InflightRow, StageRow
 
@@ -299,7 +300,8 @@ def write_run(
 def list_digests(folder: Path) -> Path:
     """The folder, its files listed in run.json with their digests, as the end of a real run does."""
     run = json.loads((folder / "run.json").read_text())
-    (folder / "run.json").write_text(json.dumps(run | {"files": file_digests(folder)}))
+    own = {"run.json": {"sha256": content_digest(run)}}
+    (folder / "run.json").write_text(json.dumps(run | {"files": file_digests(folder) | own}))
     return folder
 
 

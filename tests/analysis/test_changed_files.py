@@ -15,7 +15,9 @@ from analysis.analyse import analyse_run, write_analysis
 from bench.commands.compare import command as compare_command
 from bench.records.analysis import Analysis
 from bench.records.digests import FILES, changes, file_digests
-from tests.analysis.synthetic import Service, StageSpec, list_digests, write_run
+from bench.records.ledger import read_run
+from bench.records.ledger import write_run as write_run_json
+from tests.analysis.synthetic import Service, StageSpec, default_config, list_digests, write_run
 
 QUICK = Service(mu=4.4)
 
@@ -56,11 +58,15 @@ def unpack_other(path: Path) -> None:
 
 def test_digests_are_those_of_the_bytes(run: Path) -> None:
     listed = json.loads((run / "run.json").read_text())["files"]
+    own = listed.pop("run.json")
     assert set(listed) == set(FILES) - {"server_metrics.csv"}
     for name, each in listed.items():
         data = (run / name).read_bytes()
         assert each == {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     assert changes(run, listed) == []
+    said = {k: v for k, v in json.loads((run / "run.json").read_text()).items() if k != "files"}
+    text = json.dumps(said, sort_keys=True, separators=(",", ":"))
+    assert own == {"sha256": hashlib.sha256(text.encode()).hexdigest()}
 
 
 def test_the_unchanged_run_passes_also_packed(run: Path) -> None:
@@ -114,6 +120,63 @@ def test_the_claim_of_a_higher_rate(run: Path) -> None:
     (run / "run.json").write_text(json.dumps(info | {"files": {}}))
     found = judged(run)  # of an older version: the words alone
     assert found.verdict.status == "INVALID" and not told(found)
+
+
+def edit(folder: Path, change: Callable[[dict], object]) -> None:
+    """Another content of run.json, its list of digests as it is."""
+    info = json.loads((folder / "run.json").read_text())
+    change(info)
+    (folder / "run.json").write_text(json.dumps(info))
+
+
+def test_an_edit_of_run_json_that_turns_fail_into_pass(tmp_path: Path) -> None:
+    """A deadline of 5 ms is missed; 5 s in its place would be met."""
+    config = default_config()
+    config["slo"]["ttft_deadline_ms"] = 5
+    folder = list_digests(write_run(tmp_path / "r", [StageSpec(q, 20, 4) for q in (10, 20)], QUICK, config=config))
+    assert (judged(folder).verdict.status, told(judged(folder))) == ("FAIL", [])
+    edit(folder, lambda info: info["config"]["slo"].update(ttft_deadline_ms=5000))
+    found = judged(folder)
+    (said,) = told(found)
+    assert "run.json was changed after the run ended: the SHA-256 of its content is" in said
+    assert (found.verdict.status, found.verdict.exit_code) == ("INVALID", 4)
+    edit(folder, lambda info: info["files"].pop("run.json"))  # it is no signature
+    assert (judged(folder).verdict.status, told(judged(folder))) == ("PASS", [])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda info: info["target"].update(calibration={"ceiling_qps": 1000.0}),
+        lambda info: info["config"]["loadgen"].update(target_qps=10),
+        lambda info: info["config"].update(gates=[]) or info["config"].pop("engine"),
+        lambda info: info.update(simulated=True),
+        lambda info: info.update(note="a key that no run has"),
+        lambda info: info["files"].update({"run.json": "ab"}),
+        lambda info: info["files"].update({"run.json": None}),
+    ],
+)
+def test_every_part_of_run_json_counts(run: Path, change: Callable[[dict], object]) -> None:
+    edit(run, change)
+    (said,) = told(judged(run))
+    assert said.startswith("LED-025") and "run.json was changed" in said
+
+
+def test_the_same_content_in_another_layout_is_no_change(run: Path) -> None:
+    info = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps(dict(reversed(info.items())), indent=7))
+    assert not told(judged(run))
+
+
+def test_what_our_own_code_writes_again_is_listed_anew(run: Path) -> None:
+    """Texts beyond ASCII, keys that are numbers, tuples: the digest is of what a reader gets."""
+    info = read_run(run / "run.json")
+    info.problems, info.part = ["Ärger \u96ea"], {"stages": {0: {"pair": (1, 2.5)}}}
+    write_run_json(run / "run.json", info)
+    assert changes(run, json.loads((run / "run.json").read_text())["files"]) == []
+    info.files = {}
+    write_run_json(run / "run.json", info)  # not ended yet: nothing is listed
+    assert json.loads((run / "run.json").read_text())["files"] == {}
 
 
 @pytest.mark.parametrize("files", [{}, None, [], "x"])

@@ -18,6 +18,7 @@ import pytest
 from bench.commands.salvage import is_unfinished
 
 from .conftest import Ran, clean_environment, config_with, end
+from .listed import check_listed
 from .test_run import nothing_left, wait_for_rows
 
 # Answers of 400 tokens: 3 s each, so that something is always in flight.
@@ -230,6 +231,7 @@ def test_salvage_by_hand_count(tmp_path: Path, cut: int) -> None:
     )
     added = salvage(tmp_path, plan, "Locust died", interrupted=False)
     assert added == len(schedule) - (2 if cut else 3)
+    check_listed(tmp_path)
     ran = Ran(0, "", "", tmp_path)
     assert sorted(int(row["arrival"]) for row in ran.rows()) == list(range(len(schedule)))
     assert all(

@@ -15,6 +15,7 @@ import pytest
 from bench.commands.locust_process import free_port
 
 from .conftest import Ran, clean_environment, end, own_port, start_locust
+from .listed import check_listed
 
 PLAN = ("--qps-stages", "20,30", "--stage-duration", "3")
 
@@ -106,6 +107,7 @@ def test_two_masters_send_the_arrivals_of_one(masters: Masters, run_locust: Any,
         for worker in ("0", "1"):
             lags = sorted(float(r["send_lag_s"]) for r in rows if r["worker"] == worker)
             assert lags[len(lags) // 2] < 0.5
+    check_listed(into)
     info = merged.run()
     assert info["problems"] == [] and info["workers"] == 2 and {w["part"] for w in info["worker_info"]} == {"1/2", "2/2"}
     assert {(w["shared"], w["bound_s"]) for w in info["worker_info"]} == {(True, 0.0)}
@@ -220,9 +222,14 @@ def test_a_faked_offset_moves_the_times_and_widens_the_bound(masters: Masters, t
     masters.start(2, 2, plan=("--qps-stages", "20", "--stage-duration", "3"))
     one, two = masters.finish()
     assert bench("recover", str(one.run_dir), str(two.run_dir), "--into", str(tmp_path / "true")).returncode == 0
+    check_listed(two.run_dir)
     moved = tmp_path / "moved"
     shutil.copytree(two.run_dir, moved)
     info = two.run()
+    (moved / "run.json").write_text(json.dumps(info | {"seed": info["seed"] + 1}))
+    done = bench("recover", str(one.run_dir), str(moved), "--into", str(tmp_path / "edited"))
+    assert done.returncode == 2 and "run.json was changed after the run ended" in done.stderr, done.stderr
+    info["files"] = {}  # a folder that lists nothing has nothing to differ from
     info["part"]["t0_s"] += 1000.0  # its own clock at its start ...
     info["part"]["stages"]["0"] = {"offset_s": -1000.0, "bound_s": 0.25, "shared": False}  # ... and how far it is off
     (moved / "run.json").write_text(json.dumps(info))

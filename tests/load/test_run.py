@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from .conftest import CONFIG, Ran, clean_environment, config_with, end
+from .listed import check_listed
 
 FILES = (
     "run.json", "requests.csv", "stages.csv", "inflight.csv", "locust_stats.csv", "locust_stats_history.csv",
@@ -195,6 +196,7 @@ def test_ctrl_c_in_the_middle_drains_and_reports(tmp_path: Path, processes: int)
     lag_s = max(float(row["sent_s"]) - float(row["intended_s"]) for row in rows if row["status"] == "ok")
     assert min(unsent) > float(first["end_s"]) - 0.5 - lag_s  # a busy machine sends late, and stops as late
     assert "drained in -" not in err
+    check_listed(ran.run_dir)
     last_ok = max(int(r["arrival"]) for r in rows if r["status"] == "ok")
     first_unsent = min(int(r["arrival"]) for r in rows if r["status"] == "unsent")
     assert last_ok < first_unsent + processes  # what was sent was followed to its end, the rest was not sent

@@ -14,6 +14,8 @@ from bench.commands import finish
 from bench.commands.job_options import JobError, JobOptions
 from bench.commands.prepare import run_dir_of
 
+from .listed import check_listed
+
 pytest.importorskip("fcntl")
 PROJECT = Path(__file__).resolve().parents[2]
 HOLD = """
@@ -68,12 +70,7 @@ def test_of_two_simulations_into_one_folder_one_is_whole(tmp_path: Path) -> None
     refused = said[0] if jobs[0].returncode == 2 else said[1]
     assert "another run is writing here" in refused or "holds a run already" in refused
 
-    from bench.records.digests import changes, file_digests
-    from bench.records.ledger import read_run
-
-    listed = read_run(tmp_path / "r" / "run.json").files
-    assert set(listed) == {"requests.csv", "stages.csv", "inflight.csv"}
-    assert listed == file_digests(tmp_path / "r") and changes(tmp_path / "r", listed) == []
+    check_listed(tmp_path / "r")
 
 
 @pytest.mark.parametrize(("free", "said"), [(0, "the disk is full (0 bytes are free)"), (1 << 30, "No such file")])

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from .conftest import Ran, clean_environment, end, own_port, start_locust
+from .listed import check_listed
 
 # Silence after which a worker is lost: 2.3 s, up to half a second since its last message, and some for a busy machine.
 SEEN_S = 3.8
@@ -166,6 +167,7 @@ def test_a_run_whose_master_was_killed_is_put_together_from_the_shards(engine: A
     command = [sys.executable, "-m", "bench", "recover", str(crew.run_dir), str(crew.folder / "shards"), "-o", str(output)]
     done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, check=False, cwd=crew.folder)
     assert done.returncode == 0, done.stderr
+    check_listed(output)
     ran = Ran(0, done.stdout, "", output)
     rows, (first, second) = ran.rows(), ran.rows("stages.csv")
     assert sorted(int(r["arrival"]) for r in rows) == list(range(int(first["planned"])))
