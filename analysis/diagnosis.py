@@ -12,7 +12,7 @@ import numpy as np
 
 from analysis.attainment import Slo
 from analysis.load import OK
-from analysis.reasons import reason
+from analysis.reasons import own_fault, reason
 from analysis.row_checks import Checked
 from analysis.run_files import ServerGauge
 from analysis.stimulus import IDLE_CPU, QUIET_MACHINE
@@ -25,9 +25,12 @@ def diagnose(
 ) -> list[Reason]:
     """All findings, the run's first."""
     measured = [s for s in stages if s.planned]
+    # A miss that our own side made says nothing of the service or of its deadlines.
+    sound = [s for s in measured if not own_fault(s.reasons)]
     out: list[Reason] = []
-    for case in (_floor, _clause, _rejects, _client, _contradiction):
-        out.extend(case(measured, slo))
+    for case, there in ((_floor, sound), (_clause, sound), (_rejects, measured), (_client, measured),
+                        (_contradiction, sound)):  # fmt: skip
+        out.extend(case(there, slo))
     out.extend(_buffering(measured))
     out.extend(_falling_throughput(measured))
     out.extend(_prefill(measured, checked))
@@ -66,8 +69,9 @@ def _clause(stages: list[StageAnalysis], slo: Slo) -> list[Reason]:
             continue
         if p50 > slo.e2e_target_s:
             continue
+        failed = s.planned - s.counts.get("ok", 0) - s.counts.get("unsent", 0)  # what was never sent, nobody refused
         share = {
-            "failures": said("clause.failed", failed=s.planned - s.counts.get("ok", 0), planned=s.planned),
+            "failures": said("clause.failed", failed=failed, planned=s.planned) if failed else None,
             "ttft": said("clause.share", share=s.attainment_ttft.value or 0.0),
             "tpot": said("clause.share", share=s.attainment_tpot.value or 0.0),
         }.get(s.binding_clause)
@@ -102,7 +106,9 @@ def _rejects(stages: list[StageAnalysis], slo: Slo) -> list[Reason]:
 
 def _client(stages: list[StageAnalysis], slo: Slo) -> list[Reason]:
     """Our own client was late: names the stages, and says whether it was the client's doing."""
-    bad = [s for s in stages if any(r.reason_id in ("INV-LAG", "INV-CPU", "INV-LOOP", "INV-CAP") for r in s.reasons)]
+    late = ("INV-LAG", "INV-CPU", "INV-LOOP", "INV-CAP")
+    ids = [{r.reason_id for r in s.reasons} for s in stages]  # the arrivals of a lost worker are sent late by others
+    bad = [s for s, mine in zip(stages, ids, strict=True) if mine.intersection(late) and "INV-WORKER" not in mine]
     if not bad:
         return []
     cpus = [s.stimulus.client_cpu_max_ratio for s in bad if s.stimulus.client_cpu_max_ratio is not None]

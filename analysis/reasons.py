@@ -32,6 +32,37 @@ def reason(
     )  # fmt: skip
 
 
+# A fault of our own side that keeps arrivals from being sent, or sends other ones, by the id of its reason: missing
+# rates, wrong gaps, late sends and failures of the same stage follow from it.
+OWN_CAUSES = ("INV-PROMPTS", "INV-FAULT", "INV-WORKER", "INV-PLAN", "INV-CANCEL", "INV-CAP")
+# The others that say our own side was at fault: what the stage's misses tell of the service is not known.
+OWN_EFFECTS = ("INV-RATE", "INV-GAPS", "INV-LAG", "INV-LOOP", "INV-CPU", "INV-CEILING", "INV-CLOCK")
+OF_THE_RUN = -1
+LAST_OF_THE_RUN = ("INV-CSV",)  # what a lost worker took with it is missing in Locust's table too
+
+
+def causes_first(reasons: list[Reason]) -> list[Reason]:
+    """The reasons in the order of cause and effect, else as they are.
+
+    First what concerns the files of the whole run, then our own faults in a stage, then the rest.
+    """
+
+    def rank(given: Reason) -> int:
+        if given.severity != "invalid":
+            return len(OWN_CAUSES)
+        if given.reason_id in OWN_CAUSES:
+            return OWN_CAUSES.index(given.reason_id)
+        whole = given.stage is None and given.reason_id not in LAST_OF_THE_RUN
+        return OF_THE_RUN if whole else len(OWN_CAUSES)
+
+    return sorted(reasons, key=rank)
+
+
+def own_fault(reasons: list[Reason]) -> bool:
+    """Whether our own side spoilt the stage that these reasons are of."""
+    return any(r.severity == "invalid" and r.reason_id in (*OWN_CAUSES, *OWN_EFFECTS) for r in reasons)
+
+
 def left_out(first: Reason, stage_name: str) -> Reason:
     """The warning that a stage is left out, for the reason given."""
     params = {"stage_name": stage_name, "reason": sentence(first)}

@@ -32,7 +32,7 @@ from analysis.late_sends import held_reads, late_arrivals, late_reason
 from analysis.little import in_flight_at, little
 from analysis.load import OK, TIMEOUT, UNSENT, Ledger
 from analysis.percentiles import ecdf_points, nearest_rank, summarise
-from analysis.reasons import reason
+from analysis.reasons import causes_first, reason
 from analysis.repeated_prompts import repeated_share
 from analysis.row_checks import Checked, streamed_tokens, uncounted_tokens, unmeasured_tpot
 from analysis.run_files import Gauge, ServerGauge
@@ -416,6 +416,7 @@ def _finish(
         s.reasons.append(reason("INV-CEILING", "invalid", "next.ceiling", stage=stage, value=s.offered_qps,
                                 limit=context.ceiling_qps, params=rates))  # fmt: skip
     _sample_reasons(s, context)
+    s.reasons[:] = causes_first(s.reasons)
     invalid = any(r.severity == "invalid" for r in s.reasons)
     if s.planned == 0 or "not_run" in s.marks:
         # Nothing was measured: nothing passed a check either, and nothing was steady.
@@ -449,9 +450,13 @@ def _recording_reasons(s: StageAnalysis, checked: Checked, window: np.ndarray) -
     if given_up:  # a stop ended them, not the service; those that had ended by then were the quick ones
         out.append(reason("INV-CANCEL", "invalid", "next.drain", stage=stage, value=given_up, limit=0,
                           params={"count": given_up, "planned": s.planned}))  # fmt: skip
-    for mark in ("worker_lost", "worker_joined", "master_lost"):
-        if mark in s.marks:
-            out.append(reason(f"INV-WORKER.{mark}", "invalid", "next.fixed_workers", stage=stage))
+    lost = int(np.count_nonzero(ledger.is_value("code", "CL-LOST")[window]))
+    gone = [mark for mark in ("worker_lost", "worker_joined", "master_lost") if mark in s.marks]
+    for mark in gone:
+        out.append(reason(f"INV-WORKER.{mark}", "invalid", "next.fixed_workers", stage=stage))
+    if lost and gone in ([], ["worker_joined"]):  # a worker that slept or was cut off for a while; a part that is away
+        out.append(reason("INV-WORKER.lost_arrivals", "invalid", "next.fixed_workers", stage=stage, value=lost, limit=0,
+                          params={"count": lost, "planned": s.planned}))  # fmt: skip
     for mark in ("schedule_differs", "not_prepared"):
         if mark in s.marks and not (mark == "not_prepared" and "prompts_differ" in s.marks):
             out.append(reason(f"INV-PLAN.{mark}", "invalid", "next.same_version", stage=stage))

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from analysis.gates import amount, besides, label, locate, where
-from analysis.reasons import left_out, reason, sentence
+from analysis.reasons import causes_first, left_out, reason, sentence
 from bench.records.analysis import TRUST, ErrorGroup, Gate, Reason, StageAnalysis, Verdict
 from bench.records.ledger import LOCUST_STATS
 from bench.records.request import LedgerProblem
@@ -124,6 +124,7 @@ def verdict(facts: Facts) -> Verdict:
     if channel:
         reasons.append(channel)
     reasons.extend(_deciding_reasons(facts))
+    reasons = causes_first(reasons)
     binding = [g for g in facts.gates if g.severity == "fail"]
     invalid = any(r.severity == "invalid" for r in reasons)
     failed = [g for g in binding if g.status == "fail"]

@@ -54,6 +54,8 @@ ENGLISH: dict[str, str] = {
     "INV-WORKER.worker_lost": "a worker was lost during this stage",
     "INV-WORKER.worker_joined": "a worker joined during this stage",
     "INV-WORKER.master_lost": "the master was lost during this stage",
+    "INV-WORKER.lost_arrivals": "{count} of {planned} arrivals lost on our side (CL-LOST): their worker was away, or cut "
+    "off from its master",
     "INV-PLAN.schedule_differs": "workers computed different schedules",
     "INV-PLAN.not_prepared": "not every worker was ready before the stage began",
     "INV-PROMPTS.prompts_changed": "the file of prompts ({file}) was written to while this stage ran: what was sent is "
