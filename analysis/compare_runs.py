@@ -33,6 +33,7 @@ from analysis.row_checks import Checked, check_rows, unmeasured_tpot
 from analysis.run_files import read_run_info, read_stages
 from bench.records.analysis import Analysis, StageAnalysis, read_analysis
 from bench.records.digests import changes
+from bench.records.sentences import plural
 
 SCHEMA_VERSION = 1
 LEVEL = 0.95
@@ -47,6 +48,7 @@ SAME_RATE = 1e-6
 SMALLEST_S = {"ttft_s": 1e-3, "e2e_s": 1e-3, "tpot_s": 1e-4}
 PERCENTILES = (("p50", 0.50), ("p95", 0.95))
 WORSE, BETTER, SAME, NOT_COMPARED = "worse", "better", "no clear change", "not compared"
+COUNTED = {"worse": WORSE, "better": BETTER, "no_clear_change": SAME, "not_compared": NOT_COMPARED}
 
 
 class CompareError(ValueError):
@@ -131,6 +133,8 @@ class Comparison:
     level: float  # of all intervals together
     level_each: float
     changes: list[Change]
+    counts: dict[str, int]  # of `counts`: what every page and sentence counts
+    not_compared: list[dict[str, Any]]  # of `not_compared`: which rates and numbers, and why
     differences: list[str]  # what differs between the loads; only when forced
     left_out: list[str]
     notes: list[str]
@@ -234,6 +238,7 @@ def compare_sides(base: Side, new: Side, *, tolerance: float, differences: list[
     changes += [knee] if knee else []
     worse, better = ([c for c in changes if c.outcome == word] for word in (WORSE, BETTER))
     outcome = WORSE if worse else BETTER if better else SAME
+    counted = counts(changes)
     notes = []
     if not any(len(r.repeats) > 1 for side in (base, new) for r in side.rates):
         notes.append("neither run repeats a rate, so the noise between runs is unknown; use --shape repeat --repeats 3")
@@ -241,9 +246,50 @@ def compare_sides(base: Side, new: Side, *, tolerance: float, differences: list[
         notes.append("forced: the runs are different tests; a difference may come from the load itself")
     return Comparison(
         SCHEMA_VERSION, _identity(base), _identity(new), outcome, 5 if worse else 0,
-        _sentence(outcome, worse, better, len(pairs)), tolerance, LEVEL, each, changes, differences,
-        [f"base: {t}" for t in base.left_out] + [f"new: {t}" for t in new.left_out], notes,
+        _sentence(outcome, worse, better, counted), tolerance, LEVEL, each, changes, counted, not_compared(changes),
+        differences, _left_out(base, new), notes,
     )  # fmt: skip
+
+
+def counts(changes: Sequence[Change]) -> dict[str, int]:
+    """Of the rates that both runs measured and of their numbers: how many are compared, and with which outcome.
+
+    A rate is compared when one of its numbers is. `numbers` are the compared ones, the knee among them.
+    """
+    rates = {c.offered_qps for c in changes} - {None}
+    compared = [c for c in changes if c.outcome != NOT_COMPARED]
+    judged = {c.offered_qps for c in compared} - {None}
+    found = {key: sum(c.outcome == word for c in changes) for key, word in COUNTED.items()}
+    return {"rates": len(judged), "rates_not_compared": len(rates - judged), "numbers": len(compared), **found}
+
+
+def not_compared(changes: Sequence[Change]) -> list[dict[str, Any]]:
+    """What is not compared, by reason: {rates, numbers, reason}; no numbers: nothing of these rates is compared."""
+    judged = {c.offered_qps for c in changes if c.outcome != NOT_COMPARED}
+    groups: dict[str, dict[float, list[str]]] = {}
+    for c in changes:
+        if c.outcome == NOT_COMPARED and c.offered_qps is not None:
+            labels = groups.setdefault(c.note, {}).setdefault(c.offered_qps, [])
+            labels += [_label(c)] if c.offered_qps in judged else []
+    out: list[dict[str, Any]] = []
+    for reason, rates in groups.items():
+        for labels in dict.fromkeys(tuple(names) for names in rates.values()):
+            mine = [qps for qps, names in rates.items() if tuple(names) == labels]
+            out.append({"rates": mine, "numbers": list(labels), "reason": reason})
+    return out
+
+
+def _left_out(base: Side, new: Side) -> list[str]:
+    """Stages that may not be read, and rates that only one run has."""
+    out = []
+    for name, side, other, rest in (("base", base, "new", new), ("new", new, "base", base)):
+        there = [*(s.offered_qps for s in rest.analysis.stages), *(r.offered_qps for r in rest.rates)]
+        alone = [r.offered_qps for r in side.rates if not any(_same(r.offered_qps, q) for q in there)]
+        out += [f"{name}: {text}" for text in side.left_out]
+        if alone:
+            rates = ", ".join(f"{q:g}" for q in alone)
+            out.append(f"{name}: {rates} requests/s; the {other} run has no stage there")
+    return out
 
 
 def _same(a: float, b: float) -> bool:
@@ -278,21 +324,26 @@ def _curve(analysis: Analysis) -> list[dict[str, Any]]:
     return out
 
 
-def _sentence(outcome: str, worse: list[Change], better: list[Change], rates: int) -> str:
-    where = f"over {rates} rate{'s' if rates > 1 else ''}"
+def _sentence(outcome: str, worse: list[Change], better: list[Change], counted: dict[str, int]) -> str:
+    rates, missing = counted["rates"], counted["rates_not_compared"]
+    where = f"over {rates} {plural(rates, 'rate|rates')}"
+    where += f" ({missing} more not compared)" if missing else ""
     if outcome == SAME:
-        return f"No clear change {where}."
+        return f"No clear change in {counted['numbers']} {plural(counted['numbers'], 'number|numbers')} {where}."
     listed = worse or better
     first = max(listed, key=lambda c: (c.metric == "attainment", abs(c.effect or 0.0)))  # the SLO first
-    more = f" and {len(listed) - 1} more" if len(listed) > 1 else ""
-    but = f" ({len(better)} better)" if worse and better else ""
-    return f"{outcome.capitalize()} {where}: {words(first)}{more}{but}."
+    but = f"; {len(better)} better" if worse and better else ""
+    numbers = f"{len(listed)} of {counted['numbers']} {plural(counted['numbers'], 'number|numbers')}"
+    return f"{outcome.capitalize()} {where}: {numbers}, first {words(first)}{but}."
+
+
+def _label(c: Change) -> str:
+    return c.metric if c.metric in ("attainment", "knee") else f"{c.metric.upper()} {c.statistic}"
 
 
 def words(c: Change) -> str:
     """`TTFT p95 at 20 requests/s went from 35.1 to 80.2 ms (+128 %)`."""
-    label = c.metric if c.metric in ("attainment", "knee") else c.metric.upper()
-    label += "" if c.statistic == "value" else f" {c.statistic}"
+    label = _label(c)
     at = "" if c.offered_qps is None else f" at {c.offered_qps:g} requests/s"
     if c.unit == "1":
         return f"{label}{at} went from {c.base:.4f} to {c.new:.4f}"

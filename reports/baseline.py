@@ -12,7 +12,7 @@ from typing import Any
 import altair as alt
 
 from reports.charts import HALF, Chart, Context, Key, compose, data, encodings, log_scale, marked_line, middle, rule_y
-from reports.compare import KINDS, SYMBOLS, Texts, change_row, change_sentence, difference_spec, facts
+from reports.compare import KINDS, SYMBOLS, Texts, change_row, change_sentence, difference_spec, facts, remarks
 from reports.figures import finite, number
 
 
@@ -46,11 +46,7 @@ def section(ctx: Context, comparison: dict[str, Any]) -> Section:
         word=t(comparison["outcome"].upper()),
         sentence=change_sentence(t, f, comparison),
         refused=[],
-        lists=[
-            (t(key), [t.note(text) for text in comparison.get(name) or []])
-            for key, name in (("forced", "differences"), ("left_out", "left_out"), ("notes", "notes"))
-            if comparison.get(name)
-        ],
+        lists=remarks(t, f, comparison),
         columns=[t(k) for k in ("rate", "number", "base", "new", "change", "interval", "floor", "outcome", "remark")],
         rows=[change_row(t, f, c) for c in changes],
         sides=[(t(side), facts(t, f, comparison[side])) for side in ("base", "new")],

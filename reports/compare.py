@@ -15,6 +15,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from bench.records.sentences import worded
 from reports import svg
 from reports.compare_words import CATALOGUES, ZH_NOTES
 from reports.figures import Figures, finite, number
@@ -35,7 +36,7 @@ class Texts:
         self._notes = ZH_NOTES if lang == "zh-CN" else ()
 
     def __call__(self, key: str, **values: object) -> str:
-        return self._texts[key].format(**values)
+        return worded(self._texts[key], values)
 
     def note(self, text: str) -> str:
         """A remark of the analysis in this language; as it is when it is not known."""
@@ -64,7 +65,7 @@ def render(data: dict[str, Any], *, lang: str = "en") -> str:
         banner={"fail": "fail", "pass": "pass", "none": "same"}[kind],
         word=t(data["outcome"].upper()), sentence=change_sentence(t, f, data), figures=_figures(t, data),
         sides=[(t(side), facts(t, f, data[side])) for side in ("base", "new")],
-        rows=[change_row(t, f, c) for c in changes],
+        rows=[change_row(t, f, c) for c in changes], lists=remarks(t, f, data),
         method=t("method_text", level=f.share(data["level"], 0), each=f.share(data["level_each"], 3),
                  tolerance=f.share(tolerance, 0), share=f"{tolerance * 10:g}"),
     )  # fmt: skip
@@ -98,11 +99,12 @@ def _value(f: Figures, c: dict[str, Any], value: Any) -> str:
 
 def change_sentence(t: Texts, f: Figures, data: dict[str, Any]) -> str:
     """The comparison in one sentence: how many numbers changed, and the first of them."""
-    compared = [c for c in data["changes"] if c["outcome"] != "not compared"]
-    listed = [c for c in compared if c["outcome"] == data["outcome"]] if data["outcome"] != "no clear change" else []
-    if not listed:
-        rates = {c["offered_qps"] for c in compared if c["offered_qps"] is not None}
-        return t("sentence_same", all=len(compared), rates=len(rates))
+    counts = data["counts"]
+    listed = [c for c in data["changes"] if c["outcome"] == data["outcome"]]
+    missing = t("rates_missing", n=counts["rates_not_compared"]) if counts["rates_not_compared"] else ""
+    told = {"all": counts["numbers"], "rates": counts["rates"], "missing": missing}
+    if not listed or data["outcome"] == "no clear change":
+        return t("sentence_same", **told)
 
     def size(c: dict[str, Any]) -> tuple[bool, float]:
         effect = number(c["effect"])
@@ -112,7 +114,26 @@ def change_sentence(t: Texts, f: Figures, data: dict[str, Any]) -> str:
     key = {"1": "change_share", "s": "change_time", "1/s": "change_rate"}[c["unit"]]
     base, new = _value(f, c, c["base"]), _value(f, c, c["new"])
     first = t(key, label=_label(t, c), qps=f.asked(c["offered_qps"]), base=base, new=new)
-    return t(f"sentence_{data['outcome']}", n=len(listed), all=len(compared), first=first)
+    better = t("also_better", n=counts["better"]) if data["outcome"] == "worse" and counts["better"] else ""
+    return t(f"sentence_{data['outcome']}", n=counts[data["outcome"]], first=first, better=better, **told)
+
+
+def remarks(t: Texts, f: Figures, data: dict[str, Any]) -> list[tuple[str, list[str]]]:
+    """The lists under the sentence, by title: what was forced, not compared and why, left out, and to be known."""
+
+    def missing(item: dict[str, Any]) -> str:
+        rates = ", ".join(f.asked(q) for q in item["rates"])
+        numbers = ", ".join(t("attainment") if name == "attainment" else name for name in item["numbers"])
+        key = "missing_numbers" if numbers else "missing_rates"
+        return t(key, numbers=numbers, rates=rates, reason=t.note(item["reason"]))
+
+    lists = [
+        (t("forced"), [t.note(text) for text in data["differences"]]),
+        (t("not_compared"), [missing(item) for item in data["not_compared"]]),
+        (t("left_out"), [t.note(text) for text in data["left_out"]]),
+        (t("notes"), [t.note(text) for text in data["notes"]]),
+    ]
+    return [(title, items) for title, items in lists if items]
 
 
 def facts(t: Texts, f: Figures, side: dict[str, Any]) -> list[tuple[str, str]]:

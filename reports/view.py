@@ -51,12 +51,7 @@ def meta(ctx: Context) -> list[str]:
     if server:
         out.append(server)
     if rows:
-        one = len(ctx.stages) == 1
-        out.append(
-            t("meta_arrivals_one", n=f.count(rows))
-            if one
-            else t("meta_arrivals", n=f.count(rows), stages=len(ctx.stages))
-        )
+        out.append(t("meta_arrivals", n=f.count(rows), stages=len(ctx.stages)))
     missing = len(ctx.planned_stages) - len(ctx.stages)
     if missing:
         out.append(t("meta_not_run", n=missing))

@@ -17,7 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from bench.records.sentences import ENGLISH, render
+from bench.records.sentences import ENGLISH, render, worded
 
 LOCALES = Path(__file__).parent / "locales"
 LANGUAGES = ("en", "zh-CN")
@@ -66,7 +66,7 @@ class Words:
 
     def __call__(self, key: str, **values: object) -> str:
         text = self._messages[key]
-        return text.format(**values) if values else text
+        return worded(text, values) if values else text
 
     def known(self, key: str, fallback: str) -> str:
         """The message of `key`, or `fallback` when the catalogue has none (free-form ids of the analysis)."""

@@ -102,11 +102,18 @@ def lines(found: Any) -> list[str]:
     for change in found.changes:
         if change.outcome in ("worse", "better"):
             out.append(f"  {change.outcome:<6} {_words(change)}")
-    counts = {word: sum(c.outcome == word for c in found.changes) for word in ("no clear change", "not compared")}
-    out.append("  " + ", ".join(f"{n} {word}" for word, n in counts.items()))
+    out.append(f"  {found.counts['no_clear_change']} no clear change, {found.counts['not_compared']} not compared")
+    out += [f"not compared: {_missing(item)}" for item in found.not_compared]
     out += [f"left out: {text}" for text in found.left_out]
     out += [f"different: {text}" for text in found.differences]
     return out + [f"note: {text}" for text in found.notes]
+
+
+def _missing(item: dict[str, Any]) -> str:
+    """`TTFT p95 at 4, 8 requests/s: too few arrivals`; without a number the whole rate."""
+    rates = f"{', '.join(f'{q:g}' for q in item['rates'])} requests/s"
+    what = f"{', '.join(item['numbers'])} at {rates}" if item["numbers"] else rates
+    return f"{what}: {item['reason']}"
 
 
 def _words(change: Any) -> str:

@@ -10,6 +10,7 @@ same codes and calls `render` with it: every sentence of `analysis.json` stands 
    between them are the catalogue's too.
 3. The code of a reason begins with its `reason_id`; what follows a dot tells variants apart. `next.*` are next steps.
 4. An absent parameter prints as `-`, an infinite one as `inf`; neither raises.
+5. `{n:stage|stages}` is the form of the noun that goes with the number `n`; the number itself stands beside it.
 """
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from typing import Any
 
 from bench.records.sentences_en import ENGLISH
 
-__all__ = ["ENGLISH", "joined", "render", "said", "text_of"]
+__all__ = ["ENGLISH", "joined", "plural", "render", "said", "text_of", "worded"]
 
 
 class _Formatter(string.Formatter):
@@ -30,6 +31,8 @@ class _Formatter(string.Formatter):
         self.catalogue = catalogue
 
     def format_field(self, value: Any, format_spec: str) -> str:
+        if "|" in format_spec:
+            return plural(value, format_spec)
         if value is None:
             return "-"
         if isinstance(value, Mapping) and "items" in value:
@@ -40,6 +43,19 @@ class _Formatter(string.Formatter):
         if isinstance(value, str) and format_spec:
             return value
         return format(value, format_spec)
+
+
+def plural(value: Any, forms: str) -> str:
+    """The form of a noun that goes with `value`, a number, its printed text or a list. `forms`: `stage|stages`."""
+    one, _, many = forms.partition("|")
+    if isinstance(value, Mapping) and "items" in value:
+        value = len(value["items"])
+    return one if str(value) in ("1", "1.0") else many
+
+
+def worded(text: str, values: Mapping[str, Any]) -> str:
+    """A format string with its values, by the rules of the catalogues of sentences."""
+    return _Formatter(ENGLISH).vformat(text, (), values)
 
 
 def render(code: str, params: Mapping[str, Any], catalogue: Mapping[str, str] = ENGLISH) -> str:

@@ -17,7 +17,8 @@ ENGLISH: dict[str, str] = {
     "INV-GAPS": "the gaps between sends do not follow the asked {process} process: Kolmogorov-Smirnov distance "
     "{distance:.3f}, p = {p:.1e} (limits {allowed:.3f} and {p_limit:g})",
     "INV-LAG": "send lag p99 is {lag_ms:.1f} ms (limit {limit_ms:.1f} ms): our own sender was late{cause}",
-    "INV-LAG.decides": "our own client decides: {late} of {planned} arrivals were sent more than {limit_ms:.0f} ms "
+    "INV-LAG.decides": "our own client decides: {late} of {planned} {planned:arrival|arrivals} {late:was|were} sent "
+    "more than {limit_ms:.0f} ms "
     "late, not sent, or read late; {label} is {as_missed:.2%} when they count as missed and {as_met:.2%} when they "
     "count as met, and the target of {target:.2%} lies between{cause}",
     "INV-LOOP": "loop lag p99 is {lag_ms:.1f} ms (limit {limit_ms:.0f} ms) and times were stamped by the late "
@@ -27,17 +28,22 @@ ENGLISH: dict[str, str] = {
     "INV-CPU": "a client worker used {cpu_ratio:.0%} of a core (limit {limit:.0%})",
     "cause.other": "; its workers used at most {cpu_ratio:.0%} of a core, so something else used the machine, "
     "or it was paused",
-    "WARN-PLAN": "the plan itself has {planned} arrivals where {expected:.0f} were asked for ({off_ratio:+.1%})",
+    "WARN-PLAN": "the plan itself has {planned} {planned:arrival|arrivals} where {expected:.0f} were asked for "
+    "({off_ratio:+.1%})",
     "WARN-DRIFT": "the arrival rate drifts within the window: its halves differ by {z:.1f} standard deviations",
     "INV-CEILING": "{offered_qps:g} requests/s are above the client's own ceiling of {ceiling_qps:g}, "
     "measured against the null server",
     "ceiling.none": "nothing was measured against the null server",
-    "ceiling.between": "{workers} worker(s) send up to {ceiling_qps:g} requests/s as planned; {first_miss_qps:g} was "
+    "ceiling.between": "{workers} {workers:worker sends|workers send} up to {ceiling_qps:g} requests/s as planned; "
+    "{first_miss_qps:g} was "
     "too much ({bound_by}{busy}){adds}",
-    "ceiling.at_least": "{workers} worker(s) send {ceiling_qps:g} requests/s as planned, the highest rate tried{adds}",
-    "ceiling.server": "{workers} worker(s) send at least {ceiling_qps:g} requests/s as planned; at {first_miss_qps:g} "
+    "ceiling.at_least": "{workers} {workers:worker sends|workers send} {ceiling_qps:g} requests/s as planned, the "
+    "highest rate tried{adds}",
+    "ceiling.server": "{workers} {workers:worker sends|workers send} at least {ceiling_qps:g} requests/s as planned; "
+    "at {first_miss_qps:g} "
     "the null server itself was late, so the client's own end was not found{adds}",
-    "ceiling.below": "{workers} worker(s) cannot send even {first_miss_qps:g} requests/s as planned ({bound_by}{busy})",
+    "ceiling.below": "{workers} {workers:worker|workers} cannot send even {first_miss_qps:g} requests/s as planned "
+    "({bound_by}{busy})",
     "ceiling.busy": "; its workers used {cpu_ratio:.0%} of a core, so something else held the machine: calibrate again "
     "when it is quiet",
     "ceiling.adds": "; the client adds {ttft_p50_ms:.2f} ms to TTFT and {e2e_p50_ms:.2f} ms to the whole answer "
@@ -47,9 +53,11 @@ ENGLISH: dict[str, str] = {
     "calibration.why": " ({listed})",
     "next.calibrate": "run `bench calibrate-client` with this config on this machine; it takes a minute",
     # ------------------------------------------------------------ the records of a stage
-    "INV-CAP": "{count} arrivals were not sent because the client ran out of streams or descriptors: the load was "
+    "INV-CAP": "{count} {count:arrival was|arrivals were} not sent because the client ran out of streams or "
+    "descriptors: the load was "
     "no longer open",
-    "INV-CANCEL": "{count} of {planned} arrivals were cancelled by the stop while their answer was open: the stage is "
+    "INV-CANCEL": "{count} of {planned} {planned:arrival|arrivals} {count:was|were} cancelled by the stop while their "
+    "answer was open: the stage is "
     "not measured",
     "INV-WORKER.worker_lost": "a worker was lost during this stage",
     "INV-WORKER.worker_joined": "a worker joined during this stage",
@@ -62,7 +70,8 @@ ENGLISH: dict[str, str] = {
     "not known",
     "INV-PROMPTS.prompts_differ": "the file of prompts ({file}) is not the one of the plan any more, or cannot be "
     "read: a worker sent nothing",
-    "INV-FAULT": "{count} arrivals ended by a fault of the client itself (CL-BUG): they say nothing about the service",
+    "INV-FAULT": "{count} {count:arrival|arrivals} ended by a fault of the client itself (CL-BUG): they say nothing "
+    "about the service",
     "INV-BURST": "{share:.1%} of the answers came in bursts (limit {limit:.0%}): TPOT says nothing, TTFT is doubtful",
     "INV-SHORT": "{share:.1%} of the answers are shorter than the asked length (limit {limit:.0%})",
     "INV-TOKENS": "{share:.1%} of the answers report more output tokens than they were allowed (limit {limit:.0%}): "
@@ -85,7 +94,7 @@ ENGLISH: dict[str, str] = {
     "WARN-MODEL": "{share:.1%} of the answers name another model than the one asked for: the numbers are of that one",
     "WARN-GONE": "from {since_s:.1f} s of the run on no request got an answer: the last {count} ended with {code} or "
     "its like. The service was away, which says nothing of the rate that it can carry",
-    "INV-CLOCK": "{count} rows of the window have times that run backwards",
+    "INV-CLOCK": "{count} {count:row of the window has|rows of the window have} times that run backwards",
     "WARN-WARMUP": "in-flight settles {settles_s:.1f} s after the stage's start; the warm-up was {used_s:.1f} s",
     "WARN-WARMUP.never": "the number in flight never settles by MSER-5; the stage is too short or not stationary",
     # ------------------------------------------------------------ Little's law
@@ -112,7 +121,8 @@ ENGLISH: dict[str, str] = {
     "WARN-SURVIVORS": "{alive:.2%} of the answered requests met the SLO, but only {joint:.2%} of all "
     "arrivals{refused}",
     "survivors.refused": " ({count} were rejected)",
-    "WARN-OPEN": "{count} arrivals ended without an outcome; attainment lies between {low:.4f} and {high:.4f}",
+    "WARN-OPEN": "{count} {count:arrival|arrivals} ended without an outcome; attainment lies between {low:.4f} and "
+    "{high:.4f}",
     # ------------------------------------------------------------ the run
     "INV-UNFINISHED": "the run has no end: its master died, or still runs; stages may be missing",
     "INV-WITNESS": "{files} are missing: the run wrote both, and without them nothing but requests.csv speaks for its "
@@ -151,7 +161,7 @@ ENGLISH: dict[str, str] = {
     "miss.note": "; {note}",
     "left_out": "{stage_name} is INVALID and left out: {reason}",
     "INTERRUPTED": "the run was interrupted: what was planned after the stop was never due and is left out{never}",
-    "interrupted.never": "; {lost} of {stages} stages have no measurement",
+    "interrupted.never": "; {lost} of {stages} {stages:stage|stages} {lost:has|have} no measurement",
     "WARN-ABORT": "the run was stopped early: {stopped_by}",
     "WARN-RATE": "the shape {shape} ran at {rate_qps:g} requests/s: this verdict is about that rate, not about "
     "{target_qps:g}",
@@ -213,7 +223,8 @@ ENGLISH: dict[str, str] = {
     "gate.cannot_be_worse": "{target_qps:g} was not measured: it lies below {offered_qps:g}, and a lower rate cannot "
     "be worse",
     "gate.not_decided": "{how}, which does not decide it: measure the target rate itself",
-    "gate.too_few": "P95 itself is withheld ({withheld}); {share:.2%} of {planned} arrivals were within {limit}, too "
+    "gate.too_few": "P95 itself is withheld ({withheld}); {share:.2%} of {planned} {planned:arrival|arrivals} were "
+    "within {limit}, too "
     "few to decide on 95 %",
     "gate.share": "{how}; P95 itself is withheld ({withheld}), so the share within {limit} is judged",
     "gate.at_least": "every measured rate held the SLO: the knee is at least this",
@@ -224,7 +235,7 @@ ENGLISH: dict[str, str] = {
     "gate.not_recorded": "{metric} is not recorded",
     # ------------------------------------------------------------ withheld percentiles
     "withheld.none": "no values",
-    "withheld.few": "{n} values; {need} are needed",
+    "withheld.few": "{n} {n:value|values}; {need} are needed",
     "withheld.dependent": "{n} values that depend on each other are worth {worth:.0f} at most; {need} are needed",
     # ------------------------------------------------------------ capacity
     "capacity.undecided": "The search decided no rate, so nothing is said about the knee; give it more time.",
@@ -245,7 +256,8 @@ ENGLISH: dict[str, str] = {
     "the knee vary from part to part of the stages by more than that rate stays clear of the target; longer stages "
     "raise it.",
     "capacity.below_met.clusters": "The lower end lies below {rate_qps:g} requests/s, where the SLO held without a "
-    "miss: misses come in clusters, and {arrivals} arrivals with about {states} independent states of the queue may "
+    "miss: misses come in clusters, and {arrivals} {arrivals:arrival|arrivals} with about {states} independent "
+    "{states:state|states} of the queue may "
     "not have shown one; a longer stage there raises it.",
     "capacity.grows": "At {above_qps:g} requests/s the answers were still in time, but requests in flight kept growing"
     ": the service finished {finished_qps} a second, and a longer stage would miss the SLO.",
@@ -276,7 +288,8 @@ ENGLISH: dict[str, str] = {
     "cap; the best measured cap is {best_cap} with {best_qps:.2f} requests/s. Longer stages narrow it.",
     "batch.not_full": "At {offered_qps:g} requests/s every cap served all that came: throughput follows the load, not "
     "the cap; the best attainment has {attainment_cap} ({attainment:.2%}). Raise the rate to see the curve.",
-    "batch.few": "At {offered_qps:g} requests/s only {full} of {caps} caps was full: nothing is said about the gain of "
+    "batch.few": "At {offered_qps:g} requests/s only {full} of {caps} {caps:cap|caps} was full: nothing is said about "
+    "the gain of "
     "a seat. Raise the rate.",
     # ------------------------------------------------------------ the queueing model
     "model.none": "No queueing model: {why}.",
@@ -297,8 +310,8 @@ ENGLISH: dict[str, str] = {
     "model.hard_limit": "hard limit {limit_qps:.3g} requests/s",
     "model.unlimited": "no hard limit (max_num_seqs unknown)",
     "model.knee": "knee {knee_qps:.3g} requests/s, {limit}",
-    "model.stages": "{stages} stages, the model reads {limit} at most; the rest is left out",
-    "model.rows": "stage {stage}: {rows} rows, the model uses the first {limit}",
+    "model.stages": "{stages} {stages:stage|stages}, the model reads {limit} at most; the rest is left out",
+    "model.rows": "stage {stage}: {rows} {rows:row|rows}, the model uses the first {limit}",
     "model.replicas": "the service has {replicas} replicas and rows do not say which one answered: the fit treats "
     "them as one batch, trust it only as far as the residuals go",
     "model.no_limit": "max_num_seqs is not known: no hard limit, and nothing is predicted with a queue",
@@ -314,9 +327,11 @@ ENGLISH: dict[str, str] = {
     "model.failed": "stage {stage}: {failed_ratio:.1%} of the arrivals have no answer; the model knows no rejection "
     "and no timeout, so its latencies are not comparable",
     "model.no_stage": "no valid, stable stage with answers longer than 20 tokens and at most 2 % failures",
-    "model.few_rows": "only {rows} answers in the valid stages reach {tokens} tokens, {need} are needed",
+    "model.few_rows": "only {rows} {rows:answer|answers} in the valid stages {rows:reaches|reach} {tokens} tokens, "
+    "{need} are needed",
     "model.one_stage": "only one valid stage: base and batch cost are told apart by its own fluctuations alone",
-    "model.more_stages": "{stages} stages were needed for {rows} usable rows: fewer are left to predict",
+    "model.more_stages": "{stages} {stages:stage was|stages were} needed for {rows} usable {rows:row|rows}: fewer are "
+    "left to predict",
     # ------------------------------------------------------------ diagnosis
     "DIA-FLOOR.ttft": "the TTFT deadline of {deadline_ms:.0f} ms lies under the idle floor: at {offered_qps:g} "
     "requests/s half of the answers already take {p50_ms:.0f} ms, so attainment cannot be high at any rate",
@@ -347,7 +362,7 @@ ENGLISH: dict[str, str] = {
     "{best_in_flight:.0f} to {in_flight:.0f}: the batch is past its useful size",
     "DIA-PREFILL": "prefill dominates: at {offered_qps:g} requests/s TTFT is {share:.0%} of an answer and follows the "
     "prompt length (correlation {r:.2f}, {us_per_token:.1f} µs per prompt token)",
-    "DIA-CHURN": "{share:.0%} of {total} requests opened a new connection (median {median_ms:.1f} ms each): "
+    "DIA-CHURN": "{share:.0%} of {total} {total:request|requests} opened a new connection (median {median_ms:.1f} ms each): "
     "keep-alive does not work",
     "DIA-KV": "KV memory binds at {offered_qps:g} requests/s: above 95 % in {share:.0%} of the samples, "
     "{waiting:.1f} waiting on average, {preemptions:.0f} preemptions",

@@ -7,6 +7,7 @@ import math
 import re
 from dataclasses import replace
 from pathlib import Path
+from string import Formatter
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 from analysis import compare_runs as cr
 from analysis.analyse import write_analysis
 from analysis.intervals import wilson
-from bench.commands.compare import command
+from bench.commands.compare import command, lines
 from bench.records.analysis import Analysis, Capacity, Verdict
 from reports.compare import Texts, render
 from reports.compare_words import CATALOGUES
@@ -276,13 +277,48 @@ def test_a_run_with_more_rates_is_the_same_test_at_the_common_ones(tmp_path: Pat
 
 
 def test_the_page_speaks_both_languages_and_escapes(runs: Path) -> None:
-    keys = {lang: {k: sorted(part.split("}")[0] for part in v.split("{")[1:]) for k, v in texts.items()}
+    keys = {lang: {k: {name for _, name, _, _ in Formatter().parse(v) if name} for k, v in texts.items()}
             for lang, texts in CATALOGUES.items()}  # fmt: skip
     assert keys["en"] == keys["zh-CN"]
     data = cr.compare_runs(runs / "base", runs / "slow").to_dict()
     data["new"]["model"] = "<script>alert(1)</script>"
     page = render(data, lang="zh-CN")
     assert "变差" in page and "&lt;script&gt;alert(1)" in page and "<script" not in page
+
+
+def test_command_and_page_count_alike_and_say_why_a_rate_is_not_compared() -> None:
+    rng = np.random.default_rng(4)
+    some, few = rng.lognormal(-2, 0.2, 600), rng.lognormal(-2, 0.2, 60)
+    beyond = [rate(q, [some]) for q in (5.0, 10.0)]
+    for one in beyond:
+        one.unstable = True
+    base, new = [rate(1.0, [few]), rate(2.0, [some]), rate(3.0, [some]), *beyond], [
+        rate(1.0, [few]), rate(2.0, [some]), *beyond, rate(12.0, [some])]  # fmt: skip
+    made = outcomes(base, new)
+    # rate 1: attainment, and six percentiles of too few arrivals; rate 2: all seven; rates 5 and 10: one line each
+    assert made.counts == {"rates": 2, "rates_not_compared": 2, "numbers": 8, "worse": 0, "better": 0,
+                           "no_clear_change": 8, "not_compared": 8}  # fmt: skip
+    assert made.sentence == "No clear change in 8 numbers over 2 rates (2 more not compared)."
+    said = "\n".join(lines(made))
+    few_words = "too few arrivals for 5 batches of 25"
+    names = "TTFT p50, TTFT p95, E2E p50, E2E p95, TPOT p50, TPOT p95"
+    assert f"not compared: {names} at 1 requests/s: {few_words}" in said
+    assert "not compared: 5, 10 requests/s: beyond capacity in both runs" in said
+    assert made.left_out == ["base: 3 requests/s; the new run has no stage there",
+                             "new: 12 requests/s; the base run has no stage there"]  # fmt: skip
+    for data in (made.to_dict(), json.loads(json.dumps(made.to_dict()))):
+        english, chinese = (re.sub(r"\s+", " ", re.sub(r"<[^>]+>", "", render(data, lang=x))) for x in ("en", "zh-CN"))
+        assert made.sentence in english and f"{names} at 1 requests/s: {few_words}" in english
+        assert "5, 10 requests/s: beyond capacity in both runs" in english
+        assert "比较了 2 档速率，另有 2 档未比较：8 项" in chinese and "5, 10 QPS：两次运行都超出容量" in chinese
+        assert "基线：3 QPS；新运行没有这一档" in chinese and "新运行：12 QPS；基线没有这一档" in chinese
+
+
+def test_one_rate_is_a_rate_and_not_rates() -> None:
+    some = np.random.default_rng(4).lognormal(-2, 0.2, 600)
+    made = outcomes([rate(2.0, [some])], [rate(2.0, [some])])
+    assert made.sentence == "No clear change in 7 numbers over 1 rate."
+    assert made.sentence in render(made.to_dict())
 
 
 def test_every_remark_of_the_analysis_has_a_chinese_text() -> None:

@@ -316,6 +316,10 @@ def comparison(outcome: str = "worse") -> dict[str, Any]:
         "exit_code": 5 if word == "worse" else 0, "sentence": "One number.", "tolerance": 0.1, "level": 0.95,
         "level_each": 0.99, "differences": [], "left_out": ["new: 02 @20 is INVALID"],
         "notes": ["neither run repeats a rate, so the noise between runs is unknown"],
+        "counts": {"rates": 2, "rates_not_compared": 0, "numbers": 3, "worse": int(word == "worse"),
+                   "better": int(word == "better"), "no_clear_change": 2 + (word == "no clear change"),
+                   "not_compared": 1},
+        "not_compared": [{"rates": [10.0], "numbers": ["E2E p95"], "reason": "no answer has this latency"}],
         "changes": [
             change(5.0, "attainment", "value", 0.0, "no clear change"),
             change(10.0, "attainment", "value", -0.1, word),

@@ -312,7 +312,7 @@ def test_a_stage_that_never_ran_has_no_numbers():
     last.marks, last.planned, last.verdict, last.stimulus.ok = ["not_run"], 0, "EMPTY", False
     html = render(analysis, live=False)
     text = text_of(html)
-    assert "1 stages not run" in text and "in the windows of 3 stages" in text
+    assert "1 stage not run" in text and "in the windows of 3 stages" in text
     row = text_of(re.search(r'<tbody id="stage-3">.*?</tr>', html, re.S).group())
     assert "not run" in row and "%" not in row and " ms" not in row
     assert "OK in" not in text  # the three that ran are all OK
@@ -372,7 +372,7 @@ def test_a_baseline_has_its_section_and_a_line_under_the_verdict(lang):
     assert sections[sections.index("client") + 1] == "compare"
     text = text_of(html)
     if lang == "en":
-        assert "✕ WORSE Worse: 1 of 3 numbers; first of them attainment at 10 requests/s: 100.00 % to 90.00 %." in text
+        assert "✕ WORSE Worse over 2 rates: 1 of 3 numbers, first attainment at 10 requests/s: 100.00 % to 90.00 %." in text
         assert "Clearly changed: 1 of 4 numbers" in text and "knee, requests/s 20.9" in text
     for figure in ("compare-attainment", "compare-ttft", "fig-difference"):
         assert figure in html

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 import reports
-from bench.records.sentences import ENGLISH
+from bench.records.sentences import ENGLISH, plural
+from reports.compare_words import CATALOGUES
 from reports.words import LANGUAGES, LISTED, Words, catalogue, sentences
 
 ROOT = Path(reports.__file__).parent
@@ -115,6 +116,23 @@ def test_the_sentences_of_the_analysis_have_the_same_codes_and_parameters():
     assert [code for code in ENGLISH if fields(ENGLISH[code]) != fields(chinese[code])] == []
     words = re.compile(r"[a-z]{3,} [a-z]{2,} [a-z]{2,}")
     assert [c for c, text in chinese.items() if words.search(re.sub(r"`.*?`|{.*?}", "", text))] == []
+
+
+COUNTED = "stages|rows|requests|runs|rates|arrivals|numbers|cells|gates|predictions|workers|answers|values"
+NEVER_ONE = {  # a count that these sentences are not said for when it is one, or a share
+    "INV-WORKER.lost_arrivals", "INV-CHANNEL", "INV-CHANNEL.silent", "withheld.dependent", "DIA-CLAUSE.failures",
+    "next.arrivals", "cap_ecdf",
+}  # fmt: skip
+
+
+def test_a_counted_noun_has_the_form_of_its_number():
+    texts = {**ENGLISH, **catalogue("en"), **CATALOGUES["en"]}
+    bare = re.compile(r"\{\w+\} (?:[a-z]+ )?(?:" + COUNTED + r")\b(?!/)")
+    assert [key for key, text in texts.items() if bare.search(text)] == sorted(NEVER_ONE, key=list(texts).index)
+    t = Words("en")
+    assert t("meta_arrivals", n="1", stages=1) == "1 arrival in the window of 1 stage"
+    assert t("meta_arrivals", n="1,724", stages=7) == "1,724 arrivals in the windows of 7 stages"
+    assert (plural(1.0, "row|rows"), plural(0, "row|rows"), plural({"items": [5]}, "row|rows")) == ("row", "rows", "row")
 
 
 def test_sentences_are_said_in_both_languages():
