@@ -32,9 +32,11 @@ from reports.words import Words
 # a page. The finished specs are checked instead, by tests/reports/test_charts.py.
 disable_debug_mode()
 
-WIDTH = 705  # px of the static plot without its labels, which take about 50; the drawing is scaled to its column
+# px of the static plot without its labels, which take about 50: as wide as its column at 1280 px, so that the
+# letters of drawings and of live charts have one size. A drawing is never scaled up.
+WIDTH = 900
 HEIGHT = 300
-HALF = 450  # px of a plot that shares its row with another
+HALF = 395  # px of a plot that shares its row with another
 PHONE = 290  # px of the plot for phones
 PHONE_HEIGHT = 270
 

@@ -30,7 +30,7 @@ from reports.charts import (
     spread,
 )
 from reports.figures import finite, number
-from reports.themes import ink
+from reports.themes import PLAIN, ink
 
 STATISTICS = ("p50", "p95", "p99")
 STAT_SIGNS = {"p50": ((7, 3), "circle"), "p95": ((), "square"), "p99": ((2, 3), "triangle-up")}
@@ -265,7 +265,7 @@ def attainment(ctx: Context, per_10k: bool) -> Chart:
     if per_10k:
         scale = alt.Scale(type="symlog", constant=1, domain=[0, 10000])
         y = alt.Y(
-            "y:Q", title=t("axis_misses"), scale=scale, axis=alt.Axis(values=[0, 1, 10, 100, 1000, 10000], format=",~g")
+            "y:Q", title=t("axis_misses"), scale=scale, axis=alt.Axis(values=[0, 1, 10, 100, 1000, 10000], format=PLAIN)
         )
     else:
         scale = alt.Scale(domain=[0, 1])

@@ -19,7 +19,7 @@ from bench.records.sentences import worded
 from reports import svg
 from reports.compare_words import CATALOGUES, ZH_NOTES
 from reports.figures import Figures, finite, number
-from reports.themes import FONT, chart_config, css_variables, ink
+from reports.themes import FONT, PLAIN, chart_config, css_variables, ink
 from reports.words import Words
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -216,9 +216,9 @@ def difference_spec(
 def _spec(points: list[dict[str, Any]], axis_y: str, axis_x: str, limit: float, colour: str) -> dict[str, Any]:
     """Points with intervals over rates; a band for the tolerance, a line at zero."""
     rates = sorted({p["x"] for p in points})
-    x = {"field": "x", "type": "quantitative", "title": axis_x, "axis": {"values": rates, "format": "~g"},
+    x = {"field": "x", "type": "quantitative", "title": axis_x, "axis": {"values": rates, "format": PLAIN, "labelOverlap": True},
          "scale": {"zero": False, "nice": False, "padding": 18}}  # fmt: skip
-    y = {"field": "y", "type": "quantitative", "title": axis_y}
+    y = {"field": "y", "type": "quantitative", "title": axis_y, "axis": {"format": PLAIN, "tickCount": 5}}
     mark = {"size": 60, "filled": True, "opacity": 1}
     clear = {"test": "datum.o === 'worse' || datum.o === 'better'", "value": "diamond"}
     shape = {"condition": clear, "value": "circle"}

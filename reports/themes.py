@@ -78,6 +78,9 @@ LINES: dict[str, tuple[str, str]] = {
     "line_strong": ("#7C8794", "#6E7A88"),
 }
 HEAT_LEVELS = 5
+# Numbers on an axis whose ticks are given: without the 6, d3 takes the digits from the ticks' distance and 10 becomes
+# 1e+1.
+PLAIN = ",.6~f"
 
 
 def _all() -> dict[str, tuple[str, str]]:
