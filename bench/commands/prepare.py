@@ -93,7 +93,9 @@ def plan_of(options: JobOptions, config: Any) -> Any:
 
 
 def note_prompts(plan: Any, say: Console) -> None:
-    """Say before the load how many arrivals repeat a prompt of the user's file."""
+    """Say before the load which lengths of the user's files are cut, and how many arrivals repeat a prompt of theirs."""
+    for cut in plan.cuts:
+        say.note(f"CFG-049 {cut.text()}")
     if plan.lines is None:
         return
     from bench.workload.expect import expect_stages, repeat_sentence

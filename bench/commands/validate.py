@@ -80,7 +80,7 @@ def command(
         _refuse(file, found, as_json)
     stages = expect_stages(plan, resolved.config.slo.attainment_target)
     problems += limit_problems(resolved.config, total(plan, stages))
-    problems += resolved.warnings + prompt_warnings(plan, stages)
+    problems += resolved.warnings + prompt_warnings(plan, stages) + cut_warnings(plan)
     problems += size_warnings(resolved.config.slo.attainment_target, stages)
     document = _document(file, resolved, plan, stages, problems)
     _finish(document, as_json, _report(document, problems, stages, show_all))
@@ -120,6 +120,19 @@ def prompt_warnings(plan: Plan, stages: list[StageExpectation]) -> list[Problem]
         return []
     fix = "add lines or shorten the run, or read the result as one of a warm cache"
     return [Problem("CFG-048", "loadgen.prompts_file:", text, fix=fix)]
+
+
+def cut_warnings(plan: Plan) -> list[Problem]:
+    """CFG-049: lengths of the user's files that the config cuts."""
+    from bench.config import Problem
+
+    return [
+        Problem(
+            "CFG-049", f"loadgen.{cut.key}:", cut.text(), f"at most {cut.limit} tokens",
+            f"raise loadgen.max_output_tokens to {cut.largest}, or lower the lengths in the file",
+        )
+        for cut in plan.cuts
+    ]  # fmt: skip
 
 
 def size_warnings(target: float, stages: list[StageExpectation]) -> list[Problem]:

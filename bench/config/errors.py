@@ -58,6 +58,7 @@ PROBLEMS: dict[str, tuple[str, str]] = {
     "CFG-046": ("warning", "the length of answers cannot be pinned over target.endpoint"),
     "CFG-047": ("error", "the embedded engine does not speak target.endpoint"),
     "CFG-048": ("warning", "prompts of loadgen.prompts_file are sent more than once"),
+    "CFG-049": ("warning", "output lengths of a file are above loadgen.max_output_tokens and are sent with that limit"),
 }
 
 

@@ -44,6 +44,28 @@ class PlanError(ValueError):
 
 
 @dataclass(frozen=True)
+class Cut:
+    """Lengths of a file above `loadgen.max_output_tokens`, which are sent with that limit."""
+
+    key: str  # of loadgen, that names the file
+    file: str
+    what: str  # lines, rows, lengths
+    count: int
+    of: int
+    first: int  # line number of the first; 0: not known
+    largest: int
+    limit: int
+
+    def text(self) -> str:
+        """A sentence with its numbers."""
+        first = f" (first line {self.first})" if self.first else ""
+        return (
+            f"{self.count:,} of {self.of:,} {self.what} of {self.file}{first} ask for more output than "
+            f"loadgen.max_output_tokens ({self.limit}), up to {self.largest:,} tokens; they are sent with {self.limit}"
+        )
+
+
+@dataclass(frozen=True)
 class Stage:
     """One offered rate. Times in seconds from the stage's start; `duration_s` includes the warm-up."""
 
@@ -126,6 +148,7 @@ class Plan:
     classes: tuple[Group, ...] = ()
     target_qps: float | None = field(default=None)
     lines: PromptFile | None = None  # the user's own prompts
+    cuts: tuple[Cut, ...] = ()  # said before a run; does not travel
 
     def to_json(self) -> str:
         """One line of JSON; `from_json` gives an equal plan."""
@@ -209,13 +232,13 @@ def build_plan(
     """
     run_seed = config.loadgen.seed if seed is None else seed
     try:
-        trace = _load_trace(config, shape)
+        trace, trace_cuts = _load_trace(config, shape)
         length_laws = _length_laws(config)
         tenants = tuple(Group(t.name, t.share) for t in config.tenants)
         classes = tuple(Group(c.name, c.share) for c in config.classes)
         if trace is not None:
             trace, tenants, classes = _label(trace, config, tenants, classes, str(config.loadgen.trace_file))
-        lines = _load_lines(config)
+        lines, line_cuts = _load_lines(config)
         if lines is not None:
             lines, tenants, classes = _label(lines, config, tenants, classes, str(config.loadgen.prompts_file))
     except (TraceError, ValueError, OSError) as error:
@@ -268,6 +291,7 @@ def build_plan(
         classes=classes,
         target_qps=config.loadgen.target_qps,
         lines=lines,
+        cuts=(*trace_cuts, *line_cuts, *(_law_cuts(config, length_laws.output) if trace is None else ())),
     )
 
 
@@ -363,28 +387,50 @@ def _levels(
     raise PlanError(f"no shape {shape!r}; shapes: {', '.join(SHAPES)}")
 
 
-def _load_trace(config: Config, shape: str) -> Trace | None:
+def _load_trace(config: Config, shape: str) -> tuple[Trace | None, list[Cut]]:
     load = config.loadgen
     if shape != "replay" and load.arrival_process != "trace":
-        return None
+        return None, []
     if load.trace_file is None:
         raise PlanError("loadgen.trace_file is not given; a replay needs an Azure CSV or a Mooncake JSONL file")
-    return read_trace(
+    found = read_trace(
         Path(load.trace_file),
         start_s=load.trace_start_sec,
         end_s=load.trace_end_sec,
         spread_ties=load.trace_spread_ties,
         max_input_tokens=load.trace_max_input_tokens,
-        max_output_tokens=load.max_output_tokens,
         prefixes=load.trace_prefixes,
         keys=_api_keys(config),
     )
+    cap = load.max_output_tokens
+    cuts = _cuts("trace_file", load.trace_file, "rows", found.output_tokens, cap)
+    return replace(found, output_tokens=np.minimum(found.output_tokens, cap)), cuts
 
 
-def _load_lines(config: Config) -> PromptFile | None:
+def _cuts(
+    key: str, file: str, what: str, tokens: np.ndarray, cap: int, *, line: np.ndarray | None = None
+) -> list[Cut]:
+    """The lengths above the cap; none, or one entry. `line`: line number of each."""
+    over = np.flatnonzero(tokens > cap)
+    if not len(over):
+        return []
+    first = int(line[over[0]]) if line is not None else 0
+    return [Cut(key, file, what, len(over), len(tokens), first, int(tokens.max()), cap)]
+
+
+def _law_cuts(config: Config, output: Lengths) -> list[Cut]:
+    """Lengths of `output_len_file` above the cap."""
+    load = config.loadgen
+    if output.kind != "empirical" or load.output_len_file is None:
+        return []
+    tokens = np.repeat(output.values or (), output.counts or ())
+    return _cuts("output_len_file", load.output_len_file, "lengths", tokens, load.max_output_tokens)
+
+
+def _load_lines(config: Config) -> tuple[PromptFile | None, list[Cut]]:
     load = config.loadgen
     if load.prompts_file is None:
-        return None
+        return None, []
     try:
         found = read_prompts(
             Path(load.prompts_file), order=load.prompts_order, endpoint=config.target.endpoint,
@@ -395,7 +441,8 @@ def _load_lines(config: Config) -> PromptFile | None:
             f"{load.prompts_file}: cannot be read ({error.strerror or error}); loadgen.prompts_file names a JSONL "
             "file, from the working folder"
         ) from None
-    return replace(found, max_tokens=np.minimum(found.max_tokens, load.max_output_tokens))
+    cuts = _cuts("prompts_file", load.prompts_file, "lines", found.max_tokens, load.max_output_tokens, line=found.line)
+    return replace(found, max_tokens=np.minimum(found.max_tokens, load.max_output_tokens)), cuts
 
 
 def _api_keys(config: Config) -> frozenset[str]:

@@ -16,6 +16,7 @@ from click.testing import CliRunner, Result
 from bench.commands.mcp_limits import JobRefused
 from bench.commands.mcp_limits import load as load_for_assistant
 from bench.commands.run import command as run_command
+from bench.commands.simulate import command as simulate_command
 from bench.commands.validate import command
 from benchmarks import prompts_sample
 
@@ -81,6 +82,43 @@ def test_keys_without_effect_are_named(loadgen: dict[str, Any], key: str | None)
     found = json.loads(validate("--json").output)
     said = [p["where"].partition(": ")[2] for p in found["problems"] if p["id"] == "CFG-032"]
     assert found["ok"] and said == ([f"loadgen.{key}"] if key else [])
+
+
+def test_limits_that_the_config_cuts_are_said_before_the_run() -> None:
+    """Lines 2 and 4 of four ask for more than 64 tokens; line 3 asks for exactly that, line 1 for nothing."""
+    config(max_output_tokens=64, output_len_dist="fixed", output_len_fixed=10)
+    rows = [{"prompt": "a"}, {"prompt": "b", "max_tokens": 300}, {"prompt": "c", "max_tokens": 64},
+            {"prompt": "d", "output_tokens": 65}]  # fmt: skip
+    Path("p.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n", encoding="utf-8")
+    result = validate("--json")
+    found = json.loads(result.output)
+    (cut,) = [p for p in found["problems"] if p["id"] == "CFG-049"]
+    assert result.exit_code == 0 and cut["severity"] == "warning" and "raise loadgen.max_output_tokens to 300" in cut["fix"]
+    assert cut["found"] == (
+        "2 of 4 lines of p.jsonl (first line 2) ask for more output than loadgen.max_output_tokens (64), up to 300 "
+        "tokens; they are sent with 64"
+    )
+    # 20 arrivals of a round of four: each line five times, 10 + 64 + 64 + 64
+    assert found["total"]["output_tokens"] == 5 * (10 + 3 * 64)
+    assert f"warning CFG-049 loadgen.prompts_file: {cut['found']}" in validate().output
+    run = CliRunner().invoke(simulate_command, ["--config", "c.json", "--run-dir", "s"])
+    assert f"CFG-049 {cut['found']}" in run.output
+    config(max_output_tokens=300)
+    assert "CFG-049" not in validate().output
+
+
+def test_other_files_that_are_cut_are_said_too() -> None:
+    config(prompts_file=None, output_len_dist="empirical", output_len_file="l.txt", max_output_tokens=64)
+    Path("l.txt").write_text("10\n64\n65\n65\n900\n", encoding="utf-8")
+    assert "3 of 5 lengths of l.txt ask for more output than loadgen.max_output_tokens (64), up to 900" in validate().output
+    trace = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
+        f"2023-11-16 18:15:4{i}.0,5,{tokens}\n" for i, tokens in enumerate((10, 500, 70, 64))
+    )
+    Path("t.csv").write_text(trace, encoding="utf-8")
+    config(prompts_file=None, trace_file="t.csv", arrival_process="poisson", max_output_tokens=64)
+    assert "CFG-049" not in validate().output  # not read
+    text = validate("--shape", "replay").output
+    assert "2 of 4 rows of t.csv ask for more output than loadgen.max_output_tokens (64), up to 500" in text
 
 
 def test_bad_lines_are_all_named_and_nothing_starts() -> None:
