@@ -29,7 +29,7 @@ from analysis.intervals import wilson
 from analysis.knee import Crossing, Level, add_note, below_met, capacity, crossing, rate_text
 from analysis.reasons import reason
 from analysis.repeatability import repeatability
-from analysis.row_checks import Checked, check_rows
+from analysis.row_checks import Checked, check_rows, streamed_tokens
 from analysis.run_files import Gauge, ServerGauge, read_gauge, read_run_info, read_server_gauge, read_stages
 from analysis.sample import request_points
 from analysis.search import Probe, estimate, probe
@@ -399,6 +399,8 @@ def _stage_arrays(checked: Checked, rows: list[StageRow], results: list[StageRes
             mine = mine[first : first + limit]
             end = min(end, float(c["intended_s"][mine[-1]]))
         prompt = np.where(np.isfinite(c["prompt_tokens"][mine]), c["prompt_tokens"][mine], c["input_tokens"][mine])
+        cached = c["cached_tokens"][mine]
+        hidden = c["output_tokens"][mine] - streamed_tokens(checked.ledger, mine)
         stages.append(StageArrays(
             stage=row.stage, offered_qps=row.offered_qps, send_s=c["sent_s"][mine],
             first_token_s=c["first_token_s"][mine], last_token_s=c["last_token_s"][mine],
@@ -406,6 +408,8 @@ def _stage_arrays(checked: Checked, rows: list[StageRow], results: list[StageRes
             output_tokens=c["output_tokens"][mine], ok=(checked.status[mine] == load.OK) & ~checked.impossible[mine],
             window_start_s=row.window_start_s, window_end_s=end, intended_s=c["intended_s"][mine],
             valid=public.verdict != "INVALID", stationarity=public.stationarity, name=row.name,
+            cached_tokens=cached if (cached > 0).any() else None,
+            hidden_tokens=hidden if (hidden > 0).any() else None,
         ))  # fmt: skip
     return stages
 

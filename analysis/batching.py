@@ -7,7 +7,7 @@ Does not: queue (`birth_death.py`), fit (`step_clock.py`), replay (`replay.py`).
 Symbols: n sequences in a step; alpha s/step; beta s/(sequence-step); gamma s/prompt
 token; kappa s/(sequence^2-step); kv s/(context token-step); delta s/step that carries prefill
 (negative: the first prompt tokens hide behind the base cost); m = E[output tokens];
-P = E[prompt tokens]; c = mean context tokens of a running sequence; K = max_num_seqs.
+P = E[prompt tokens that are computed]; c = mean context tokens of a running sequence; K = max_num_seqs.
 
 1. T = alpha + beta n + kappa n^2 + kv (context tokens in the step) + max(0, delta + gamma p), the last
    part only in steps with p > 0 prompt tokens.
@@ -24,6 +24,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import optimize
 
+from analysis.computed_tokens import computed
+
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
@@ -32,6 +34,12 @@ class Lengths:
     input_mean: float
     output_mean: float
     output_second: float  # E[output^2]
+    cached_mean: float = 0.0  # part of the prompt that the service's cache holds: context, but no prefill work
+
+    @property
+    def computed_mean(self) -> float:
+        """Mean prompt tokens that prefill computes: the P of gamma P."""
+        return self.input_mean - self.cached_mean
 
     @property
     def output_scv(self) -> float:
@@ -47,12 +55,16 @@ class Lengths:
         return self.input_mean + self.output_second / (2 * self.output_mean)
 
 
-def lengths_of(input_tokens: np.ndarray, output_tokens: np.ndarray) -> Lengths:
+def lengths_of(
+    input_tokens: np.ndarray, output_tokens: np.ndarray, cached_tokens: np.ndarray | None = None
+) -> Lengths:
     """Moments of measured or planned lengths; raises ValueError when empty or without output."""
     output = np.asarray(output_tokens, dtype=float)
     if output.size == 0 or output.mean() <= 0:
         raise ValueError("no output tokens to take moments of; pass lengths of requests that produced output")
-    return Lengths(float(np.mean(input_tokens)), float(output.mean()), float(np.mean(output**2)))
+    prompt = np.asarray(input_tokens, dtype=float)
+    cached = 0.0 if cached_tokens is None else float((prompt - computed(prompt, cached_tokens)).mean())
+    return Lengths(float(prompt.mean()), float(output.mean()), float(np.mean(output**2)), cached)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +85,9 @@ class StepLaw:
         f(r) = (1 - e^-r)/r steps with prefill: prompts that share a step share its delta.
         """
         if self.prefill_s == 0:
-            return self.gamma_s * lengths.input_mean
+            return self.gamma_s * lengths.computed_mean
         r = np.maximum(np.asarray(batch_size, dtype=float), 1e-9) / lengths.output_mean
-        work = np.maximum(0.0, self.gamma_s * lengths.input_mean - self.prefill_s * np.expm1(-r) / r)
+        work = np.maximum(0.0, self.gamma_s * lengths.computed_mean - self.prefill_s * np.expm1(-r) / r)
         return float(work) if work.ndim == 0 else work
 
     def step_s(self, batch_size: np.ndarray | float, context_mean: float = 0.0) -> np.ndarray | float:
@@ -125,7 +137,7 @@ def lambda_max_gradient(law: StepLaw, lengths: Lengths, max_num_seqs: int) -> np
     m, k = lengths.output_mean, max_num_seqs
     pays = float(law.prefill_work_s(lengths, k) > 0)
     shared = -math.expm1(-k / m) / (k / m)
-    work = np.array([m / k, m, pays * lengths.input_mean, m * k, m * lengths.context_mean, pays * shared])
+    work = np.array([m / k, m, pays * lengths.computed_mean, m * k, m * lengths.context_mean, pays * shared])
     return -work * lambda_max_qps(law, lengths, max_num_seqs) ** 2
 
 

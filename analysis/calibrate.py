@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.model_stages import MAX_FAILED_RATIO, Stage, StageArrays, prepare
+from analysis.model_stages import MAX_FAILED_RATIO, MAX_HIDDEN_RATIO, Stage, StageArrays, prepare
 from analysis.step_clock import (
     MIN_STEPS,
     TERMS,
@@ -140,7 +140,15 @@ def _usable(sources: Sequence[StageArrays], notes: list[str]) -> list[Stage]:
             notes.append(f"stage {source.stage} is left out: {'UNSTABLE' if source.valid else 'INVALID'}")
             continue
         stage = prepare(source, notes)
-        if stage is None or not (stage.trace.use & (stage.trace.output_tokens > MIN_STEPS)).any():
+        if stage is None:
+            continue
+        if stage.hidden_ratio > MAX_HIDDEN_RATIO:
+            notes.append(
+                f"stage {source.stage} is left out: {stage.hidden_ratio:.1%} of its output tokens are reasoning that was "
+                "not streamed, so nobody saw how many requests shared a step"
+            )
+            continue
+        if not (stage.trace.use & (stage.trace.output_tokens > MIN_STEPS)).any():
             continue
         if stage.failed_ratio > MAX_FAILED_RATIO:
             notes.append(f"stage {source.stage} is left out: {stage.failed_ratio:.1%} of its arrivals failed")
@@ -178,11 +186,13 @@ def _residual(stage: Stage, fitted: StepFit) -> Residual:
 def _valid(stages: Sequence[Stage], fitted: StepFit) -> dict[str, list[float]]:
     """Ranges that the fit has seen: outside them the law extrapolates."""
     prompt = np.concatenate([s.trace.input_tokens for s in stages])
+    work = np.concatenate([s.trace.computed_tokens for s in stages])
     output = np.concatenate([s.trace.output_tokens for s in stages])
     rates = [s.source.offered_qps for s in stages]
     return {
         "batch_size": [1.0, float(fitted.batch_size_max)],
         "input_tokens": [float(prompt.min()), float(prompt.max())],
+        **({"computed_tokens": [float(work.min()), float(work.max())]} if (work < prompt).any() else {}),
         "output_tokens": [float(output.min()), float(output.max())],
         "offered_qps": [min(rates), max(rates)],
     }

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from analysis.attainment import Slo
+from analysis.computed_tokens import computed
 from analysis.load import OK
 from analysis.reasons import own_fault, reason
 from analysis.row_checks import Checked
@@ -187,7 +188,8 @@ def _prefill(stages: list[StageAnalysis], checked: Checked) -> list[Reason]:
         return []
     c = checked.ledger.columns
     rows = (c["stage"] == low.stage) & (checked.status == OK) & np.isfinite(c["ttft_s"])
-    tokens = np.where(np.isfinite(c["prompt_tokens"]), c["prompt_tokens"], c["input_tokens"])[rows].astype(float)
+    asked = np.where(np.isfinite(c["prompt_tokens"]), c["prompt_tokens"], c["input_tokens"])[rows].astype(float)
+    tokens = computed(asked, c["cached_tokens"][rows])
     ttft, e2e = c["ttft_s"][rows], c["e2e_s"][rows]
     known = np.isfinite(tokens) & np.isfinite(e2e)
     if known.sum() < 50 or tokens[known].std() == 0:

@@ -72,7 +72,10 @@ def _modelled(
         report["notes"].append(said("model.replicas", replicas=replicas))
     chosen = choose_calibration(prepared, report["notes"])
     if not chosen:
-        report["sentence"] = said("model.none", why=report["notes"][-1])
+        why = report["notes"][-1]
+        hidden = why["code"] == "model.hidden"
+        report["sentence"] = why if hidden else said("model.none", why=why)
+        report["predictive"] = False if hidden else None
         return report
     try:
         fitted = fit([stage.trace for stage in chosen])

@@ -28,7 +28,8 @@ from analysis.batching import (
     throughput_qps,
     usl_form,
 )
-from analysis.model_stages import MAX_FAILED_RATIO, Stage
+from analysis.computed_tokens import computed
+from analysis.model_stages import MAX_FAILED_RATIO, MAX_HIDDEN_RATIO, Stage
 from analysis.percentiles import MIN_SAMPLES
 from analysis.predict import Criterion, Deadlines, Knee, KneeInput, KneeSearch, Latencies, TtftShift
 from analysis.step_clock import StepFit
@@ -60,7 +61,10 @@ def describe_fit(
     report["lengths"] = {
         "input_mean_tokens": lengths.input_mean, "output_mean_tokens": lengths.output_mean,
         "output_scv": lengths.output_scv, "context_mean_tokens": lengths.context_mean,
+        "cached_mean_tokens": lengths.cached_mean,
     }  # fmt: skip
+    if lengths.cached_mean > 0:
+        notes.append(said("model.cached", share=lengths.cached_mean / lengths.input_mean))
     if seqs is None:
         report["lambda_max_qps"] = _number(lambda_max_qps(law, lengths, None))
         return
@@ -96,8 +100,8 @@ class Predictor:
     """Fills the prediction part of the report; holds what every prediction shares."""
 
     def __init__(
-        self, report: dict[str, Any], fitted: StepFit, sample: tuple[np.ndarray, np.ndarray], seqs: int, budget: int,
-        slo: Deadlines, seqs_known: bool,
+        self, report: dict[str, Any], fitted: StepFit, sample: tuple[np.ndarray, np.ndarray, np.ndarray], seqs: int,
+        budget: int, slo: Deadlines, seqs_known: bool,
     ) -> None:
         self.report, self.fitted, self.sample = report, fitted, sample
         self.seqs, self.budget, self.slo, self.seqs_known = seqs, budget, slo, seqs_known
@@ -142,8 +146,13 @@ class Predictor:
             rng = np.random.default_rng(stage.source.stage)
             pick = rng.integers(0, self.sample[0].size, int(unknown.sum()))
             prompt[unknown], output[unknown] = self.sample[0][pick], self.sample[1][pick]
+        cached = stage.cached_tokens
+        if cached is not None:
+            cached = np.where(stage.complete, np.nan_to_num(cached), self.lengths.cached_mean)  # of no answer: the mean
+            if unknown.any():
+                cached[unknown] = self.sample[2][pick]
         return predict.replay_latencies(
-            stage.start_s, prompt, output, self.fitted.law, self.seqs, self.budget
+            stage.start_s, prompt, output, self.fitted.law, self.seqs, self.budget, cached
         )
 
     def _stage(self, stage: Stage, rows: Latencies, lowest: Latencies, overhead_s: float) -> None:
@@ -158,7 +167,8 @@ class Predictor:
         measured = predict.metrics(seen, self.slo)
         spans = {"e2e_p95_s": predict.p95_interval(seen.e2e_s), "ttft_p95_s": predict.p95_interval(seen.ttft_s)}
         predicted = predict.metrics(rows.take(stage.window), self.slo)
-        chain = predict.birth_death_metrics(law, self.lengths, *self.sample, qps, self.seqs, overhead_s)
+        work = computed(self.sample[0], self.sample[2])
+        chain = predict.birth_death_metrics(law, self.lengths, work, self.sample[1], qps, self.seqs, overhead_s)
         pk = predict.naive_pk_metrics(lowest, qps)
         mgk = predict.naive_mgk_metrics(lowest, qps, self.seqs, self.slo)
         point = mean_field(law, self.lengths, qps, self.seqs)
@@ -201,6 +211,8 @@ class Predictor:
             return "beyond"
         if not stage.source.valid or entry["measured"] is None or entry["predicted"] is None:
             return "not_comparable"
+        if stage.hidden_ratio > MAX_HIDDEN_RATIO:  # its first output comes after steps that the replay takes for output
+            return "not_comparable"
         if stage.failed_ratio > MAX_FAILED_RATIO and entry["metric"] != "attainment":
             return "not_comparable"
         if entry["metric"] == "attainment":
@@ -221,7 +233,8 @@ class Predictor:
         top = report["lambda_max_qps"]
         error = (report["lambda_max_high_qps"] - top) / 1.96 / top if top else 0.0
         case = KneeInput(
-            self.fitted.law, self.lengths, *self.sample, self.seqs, self.budget, shift, process, burstiness, error
+            self.fitted.law, self.lengths, *self.sample[:2], self.seqs, self.budget, shift, process, burstiness, error,
+            cached_tokens=self.sample[2] if self.sample[2].any() else None,
         )
         criteria = {}
         if math.isfinite(slo.ttft_s) or math.isfinite(slo.tpot_s):

@@ -23,6 +23,9 @@ from bench.records.sentences import said
 
 MAX_FIT_ROWS = 8_000  # per stage: the standard error of lambda_max is far below 1 % by then
 MAX_REPLAY_ROWS = 30_000  # per stage: 0.1 s of replay
+# Of the output tokens: while a request reasons unseen, the batch that the client counts lacks it, and the cost of a
+# sequence comes out too high by this share. 1 % is the accuracy that the method claims for its coefficients.
+MAX_HIDDEN_RATIO = 0.01
 MAX_FAILED_RATIO = 0.02  # of a calibration stage: failures hold slots the clock cannot see
 
 
@@ -31,7 +34,9 @@ class StageArrays:
     """One stage as arrays of shape (n,), one entry per planned arrival, warm-up and drain included.
 
     Times in seconds on one clock; nan = absent. `output_tokens` of failed rows is not used.
-    `input_tokens` should be the service's own count where it gave one. `intended_s` None means
+    `input_tokens` should be the service's own count where it gave one; `cached_tokens` is the part of it that came from
+    the service's cache, nan or None = none. `hidden_tokens`: reasoning among `output_tokens` that was not streamed, so
+    that no event shows its steps; None = none. `intended_s` None means
     `send_s`. `max_tokens`: pass it only when the plan pins the length; it then is the planned
     output length of rows without an answer and of the length law.
     """
@@ -52,6 +57,8 @@ class StageArrays:
     valid: bool = True  # False: the stage is INVALID, never calibrate on it
     stationarity: str = "STABLE"
     name: str = ""
+    cached_tokens: np.ndarray | None = None
+    hidden_tokens: np.ndarray | None = None
 
     @property
     def start_s(self) -> np.ndarray:
@@ -73,6 +80,8 @@ class Stage:
     trace: Trace
     calibration: bool = False
     failed_ratio: float = 0.0
+    cached_tokens: np.ndarray | None = None  # nan = not known
+    hidden_ratio: float = 0.0  # of the output tokens of complete rows
 
 
 def prepare(source: StageArrays, notes: list[dict[str, Any]]) -> Stage | None:
@@ -96,15 +105,19 @@ def prepare(source: StageArrays, notes: list[dict[str, Any]]) -> Stage | None:
     window = (start >= source.window_start_s) & (start < source.window_end_s)
     planned = output if source.max_tokens is None else np.where(complete, output, pick(source.max_tokens))
     decode = np.subtract(last, first, out=np.zeros(start.size), where=complete)
+    hidden = np.zeros(start.size) if source.hidden_tokens is None else np.nan_to_num(pick(source.hidden_tokens))
+    streamed, made = output - hidden, float(output[complete].sum())
     measured = Latencies(
         np.where(complete, first - start, np.inf),
-        np.divide(decode, output - 1, out=np.full(start.size, np.nan), where=complete & (output > 1)),
+        np.divide(decode, streamed - 1, out=np.full(start.size, np.nan), where=complete & (streamed > 1)),
         np.where(complete, last - start, np.inf),
     )
     counted = max(int(window.sum()), 1)
     stage = Stage(
         source, start, prompt, planned, complete, window, measured, _trace(source, order, complete, window),
         failed_ratio=float((window & ~complete).sum()) / counted,
+        cached_tokens=None if source.cached_tokens is None else np.where(complete, pick(source.cached_tokens), np.nan),
+        hidden_ratio=float(hidden[complete].sum()) / made if made else 0.0,
     )  # fmt: skip
     return stage
 
@@ -120,9 +133,13 @@ def _trace(source: StageArrays, order: np.ndarray, complete: np.ndarray, window:
     keep = slice(0, MAX_FIT_ROWS)
     if index.size > MAX_FIT_ROWS:
         use = use & (last < first[MAX_FIT_ROWS:].min())
+    if source.hidden_tokens is not None:  # its steps before the first output are not seen: it only runs the clock
+        use = use & ~(np.asarray(source.hidden_tokens, dtype=float)[index] > 0)
+    cached = source.cached_tokens
     return Trace(
         first[keep], last[keep], np.asarray(source.input_tokens, dtype=float)[index][keep],
         np.asarray(source.output_tokens, dtype=float)[index][keep], use[keep],
+        None if cached is None else np.asarray(cached, dtype=float)[index][keep],
     )  # fmt: skip
 
 
@@ -132,8 +149,13 @@ def _usable(stage: Stage) -> int:
 
 def choose_calibration(stages: Sequence[Stage], notes: list[dict[str, Any]]) -> list[Stage]:
     """The two lowest valid stages (more only while the rows do not suffice), marked."""
-    able = [s for s in stages if s.source.valid and s.source.stationarity != "UNSTABLE" and _usable(s) > 0]
+    able = [s for s in stages if s.source.valid and s.source.stationarity != "UNSTABLE"]
     able = [s for s in able if s.failed_ratio <= MAX_FAILED_RATIO]
+    seen = [s for s in able if s.hidden_ratio <= MAX_HIDDEN_RATIO]
+    if able and not seen:
+        notes.append(said("model.hidden", share=max(s.hidden_ratio for s in able), limit=MAX_HIDDEN_RATIO))
+        return []
+    able = [s for s in seen if _usable(s) > 0]
     able.sort(key=lambda s: (s.source.offered_qps, s.source.stage))
     if not able:
         notes.append(said("model.no_stage"))
@@ -158,20 +180,22 @@ def choose_calibration(stages: Sequence[Stage], notes: list[dict[str, Any]]) -> 
 
 def length_sample(
     stages: Sequence[Stage], lengths: tuple[np.ndarray, np.ndarray] | None
-) -> tuple[np.ndarray, np.ndarray]:
-    """(input, output) token samples of equal size: as given, else of all stages that can tell.
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(input, output, cached) token samples of equal size: as given, else of all stages that can tell.
 
     A stage tells when its lengths are pinned, or when next to nothing failed in it: the survivors of a
-    failing stage are the short ones. Lengths are no latencies, so predicted stages may contribute.
+    failing stage are the short ones. Lengths are no latencies, so predicted stages may contribute. What the cache held
+    of a prompt is taken as a length too; given lengths have none.
     """
     if lengths is not None and len(lengths[0]) and len(lengths[0]) == len(lengths[1]):
         sample = [np.asarray(a, dtype=float) for a in lengths]
         keep = np.isfinite(sample[0]) & np.isfinite(sample[1]) & (sample[1] >= 1)
         if keep.any():
-            return sample[0][keep], sample[1][keep]
+            return sample[0][keep], sample[1][keep], np.zeros(int(keep.sum()))
     known = [s for s in stages if s.source.max_tokens is not None or s.failed_ratio <= MAX_FAILED_RATIO]
     prompt = np.concatenate([s.input_tokens for s in known])
     output = np.concatenate([s.output_tokens for s in known])
     usable = np.concatenate([s.complete | (s.source.max_tokens is not None) for s in known])
     keep = usable & np.isfinite(prompt) & np.isfinite(output) & (output >= 1)
-    return prompt[keep], output[keep]
+    cached = np.concatenate([np.zeros(s.start_s.size) if s.cached_tokens is None else s.cached_tokens for s in known])
+    return prompt[keep], output[keep], np.nan_to_num(cached[keep])

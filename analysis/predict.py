@@ -127,10 +127,11 @@ class TtftShift:
 
 
 def replay_latencies(
-    arrival_s: np.ndarray, input_tokens: np.ndarray, output_tokens: np.ndarray, law: StepLaw, seqs: int, budget: int
+    arrival_s: np.ndarray, input_tokens: np.ndarray, output_tokens: np.ndarray, law: StepLaw, seqs: int, budget: int,
+    cached_tokens: np.ndarray | None = None,
 ) -> Latencies:
     """Latencies of the replayed arrivals (sorted), engine only."""
-    out = replay(arrival_s, input_tokens, output_tokens, law, seqs, budget)
+    out = replay(arrival_s, input_tokens, output_tokens, law, seqs, budget, cached_tokens)
     steps = np.maximum(output_tokens, 1) - 1.0
     decode = out.last_token_s - out.first_token_s
     tpot = np.divide(decode, steps, out=np.full(decode.shape, np.nan), where=steps > 0)
@@ -141,7 +142,10 @@ def birth_death_metrics(
     law: StepLaw, lengths: Lengths, input_tokens: np.ndarray, output_tokens: np.ndarray, qps: float, seqs: int,
     overhead_s: float,
 ) -> dict[str, float | None]:
-    """Mean and p95 of E2E, p95 of TTFT by the chain; TTFT only above 90 % load, None without a steady state."""
+    """Mean and p95 of E2E, p95 of TTFT by the chain; TTFT only above 90 % load, None without a steady state.
+
+    `input_tokens`: those that are computed.
+    """
     state = limited_ps(law, lengths, qps, seqs)
     if state is None:
         return dict.fromkeys(METRICS)
@@ -239,6 +243,7 @@ class KneeInput:
     burstiness: float = 1.0
     lambda_max_se_ratio: float = 0.0
     seed: int = 1
+    cached_tokens: np.ndarray | None = None  # of the prompts, in the same order
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,15 +266,16 @@ class KneeSearch:
             rng = np.random.default_rng([case.seed, path])
             clock = np.cumsum(unit_gaps(rng, KNEE_REQUESTS, case.process, case.burstiness))
             pick = rng.integers(0, case.output_tokens.size, KNEE_REQUESTS)
-            self.paths.append((clock, case.input_tokens[pick], case.output_tokens[pick]))
+            cached = None if case.cached_tokens is None else case.cached_tokens[pick]
+            self.paths.append((clock, case.input_tokens[pick], case.output_tokens[pick], cached))
 
     def shares(self, qps: float) -> np.ndarray:
         """(criteria, paths): share of the settled rows of each path that hold at `qps`."""
         if qps not in self.seen:
             case, settled = self.case, slice(KNEE_REQUESTS // 10, None)  # from empty: a tenth is warm-up
             found = []
-            for clock, prompt, output in self.paths:
-                rows = replay_latencies(clock / qps, prompt, output, case.law, case.seqs, case.budget)
+            for clock, prompt, output, cached in self.paths:
+                rows = replay_latencies(clock / qps, prompt, output, case.law, case.seqs, case.budget, cached)
                 rows = case.shift.apply(rows)
                 found.append([float(c.holds(rows)[settled].mean()) for c in self.criteria])
             self.seen[qps] = np.array(found).T

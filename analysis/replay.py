@@ -7,7 +7,7 @@ Does not: fit, judge, use any measured latency; model preemption, KV limits or r
 Step rule: (1) one token for every decoding sequence; (2) the rest of the token budget to
 running prefills in order; (3) admit first come first served while fewer than K run and budget
 is left. The step lasts T = alpha + beta n + kappa n^2 + kv (context tokens), and max(0, delta + gamma p)
-more when it carries p prompt tokens; all its tokens appear at its end; the step that ends a
+more when it computes p prompt tokens; all its tokens appear at its end; the step that ends a
 prefill emits the first token.
 
 1. Stretches of pure decode that no arrival can change are jumped over in closed form, so cost
@@ -27,6 +27,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis.batching import StepLaw
+from analysis.computed_tokens import computed
 
 DEFAULT_BUDGET_TOKENS = 4096  # max_num_batched_tokens when the caller does not know it
 
@@ -46,14 +47,19 @@ def replay(
     law: StepLaw,
     max_num_seqs: int,
     max_num_batched_tokens: int = DEFAULT_BUDGET_TOKENS,
+    cached_tokens: np.ndarray | None = None,
 ) -> Replayed:
-    """First and last token times (s) of requests that arrive at `arrival_s` (n,), sorted ascending."""
+    """First and last token times (s) of requests that arrive at `arrival_s` (n,), sorted ascending.
+
+    `cached_tokens`: (n,) of the prompt that is in memory at admission: read, but not computed; None = none.
+    """
     arrivals = np.asarray(arrival_s, dtype=float)
     if arrivals.size and np.any(np.diff(arrivals) < 0):
         raise ValueError("arrival_s is not sorted; sort the arrivals (and their lengths) first")
     prompt = np.maximum(1, np.asarray(input_tokens, dtype=float)).astype(int).tolist()
     output = np.maximum(1, np.asarray(output_tokens, dtype=float)).astype(int).tolist()
-    run = _Run(arrivals.tolist(), prompt, output, law, int(max_num_seqs), int(max_num_batched_tokens))
+    work = prompt if cached_tokens is None else computed(np.array(prompt), cached_tokens).astype(int).tolist()
+    run = _Run(arrivals.tolist(), prompt, work, output, law, int(max_num_seqs), int(max_num_batched_tokens))
     run.drain()
     return Replayed(np.array(run.first), np.array(run.last))
 
@@ -105,13 +111,14 @@ class _Run:
     """State of one replay; `steps` counts engine steps, `context` the tokens in running decodes."""
 
     def __init__(
-        self, arrivals: list[float], prompt: list[int], output: list[int], law: StepLaw, seqs: int, budget: int
+        self, arrivals: list[float], prompt: list[int], work: list[int], output: list[int], law: StepLaw, seqs: int,
+        budget: int,
     ) -> None:
-        self.arrivals, self.prompt, self.output, self.law = arrivals, prompt, output, law
+        self.arrivals, self.prompt, self.work, self.output, self.law = arrivals, prompt, work, output, law
         self.seqs, self.budget = max(1, seqs), budget
         self.now, self.steps, self.context, self.next = 0.0, 0, 0, 0
         self.waiting: deque[int] = deque()
-        self.prefills: deque[list[int]] = deque()  # [request, prompt tokens left]
+        self.prefills: deque[list[int]] = deque()  # [request, prompt tokens left to compute]
         self.decoding: list[tuple[int, int]] = []  # heap of (step of the last token, request)
         self.first = [math.inf] * len(arrivals)
         self.last = [math.inf] * len(arrivals)
@@ -154,12 +161,13 @@ class _Run:
         # an admitted prompt joins behind unfinished prefills; slots of prompts that end here are still taken
         while self.waiting and left > 0 and n + len(done) + len(self.prefills) < self.seqs:
             request = self.waiting.popleft()
-            take = min(self.prompt[request], left)
+            read += self.prompt[request] - self.work[request]  # found in the cache
+            take = min(self.work[request], left)
             left -= take
-            if take == self.prompt[request]:
+            if take == self.work[request]:
                 done.append(request)
             else:
-                self.prefills.append([request, self.prompt[request] - take])
+                self.prefills.append([request, self.work[request] - take])
         law = self.law
         self.now += law.alpha_s + law.beta_s * n + law.kappa_s * n * n
         self.now += law.kv_s * read + max(0.0, law.prefill_s + law.gamma_s * (budget - left))

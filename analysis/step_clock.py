@@ -1,14 +1,14 @@
 """Step-time coefficients of a batching service from client rows alone.
 
-Input: first-token time, last-token time, token counts of every request of a stage.
-Output: alpha (s/step), beta (s/(sequence-step)), gamma (s/prompt token), optionally kappa
+Input: first-token time, last-token time, token counts of every request of a stage (cached prompt tokens apart).
+Output: alpha (s/step), beta (s/(sequence-step)), gamma (s/computed prompt token), optionally kappa
 (n^2) or kv (context tokens), with standard errors, R^2 and the reason for the model order.
 Does not: see the engine, its steps or its chunks; use the wait before the first token.
 
 Per request i with s_i = n_out - 1 decode steps and D_i = last - first:
     D_i = alpha s_i + beta B_i + gamma G_i (+ kappa C_i) (+ kv V_i) (+ delta J_i)
     B_i decode tokens that all requests emit in (first_i, last_i]
-    G_i prompt tokens whose prefill ends in that interval
+    G_i prompt tokens whose prefill ends in that interval, without those that the service took from its cache
     C_i sum of n^2, V_i sum of the context tokens over those steps
     J_i steps of that interval that end a prefill (first tokens closer than alpha/4 are one step)
 exact for an engine that works in steps. B, C and V are counted on a *virtual step clock*:
@@ -37,6 +37,7 @@ import numpy as np
 from scipy import optimize
 
 from analysis.batching import StepLaw
+from analysis.computed_tokens import computed
 
 MIN_STEPS = 20  # shorter answers are mostly timestamp error
 MIN_ROWS = 40  # ten per coefficient, so that one outlier does not decide
@@ -60,6 +61,12 @@ class Trace:
     input_tokens: np.ndarray
     output_tokens: np.ndarray
     use: np.ndarray  # bool: rows of the regression; the others only run the clock
+    cached_tokens: np.ndarray | None = None  # of the prompt, found in the service's cache; None = none
+
+    @property
+    def computed_tokens(self) -> np.ndarray:
+        """(n,) prompt tokens that prefill had to compute."""
+        return computed(self.input_tokens, self.cached_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +110,14 @@ class Events:
         self.running = np.cumsum(self.sign)[:-1]
         self.steps = np.maximum(trace.output_tokens - 1.0, 0.0)
         self.duration = last - first
-        self.prompt = trace.input_tokens.astype(float)
-        prompt_at = np.where(self.sign > 0, self.prompt[self.owner], 0.0)
-        self.prefill_end = prompt_at[1:]  # prompt tokens whose prefill ends at the right edge of a gap
+        self.prompt = trace.input_tokens.astype(float)  # in memory, cached or not: the context of its decode steps
+        work = trace.computed_tokens.astype(float)
+        self.prefill_end = np.where(self.sign > 0, work[self.owner], 0.0)[1:]  # tokens whose prefill ends at a gap's right
         self.by_first = np.argsort(first, kind="stable")
         edges = first[self.by_first]
         self.first_gaps = np.diff(edges, prepend=-np.inf)
         self.seen = np.searchsorted(edges, first, side="right"), np.searchsorted(edges, last, side="right")
-        self.prefilled = self.of_firsts(self.prompt[self.by_first])
+        self.prefilled = self.of_firsts(work[self.by_first])
 
     def between(self, per_gap: np.ndarray) -> np.ndarray:
         """Per request: the sum of a per-gap quantity from its first to its last token."""

@@ -55,9 +55,12 @@ class RowStarts(SharedStarts):
 
 def rerun(
     plan: Plan, stage_rows: Iterable[dict[str, str]], request_rows: Iterable[dict[str, str]], *,
-    origin: Plan | None = None,
+    origin: Plan | None = None, computed_only: bool = False,
 ) -> Rerun:
     """The old run's load; `plan` gives what the files do not say (laws, drain limit), `origin` what was sent.
+
+    `computed_only`: prompts are as long as what the service computed of them (`cached_tokens` left out): the prefill
+    work of that run for an engine without a cache, whose context then lacks the cached part.
 
     Raises ValueError (where, what, what to do) when columns are missing or a cell is no number.
     """
@@ -79,7 +82,7 @@ def rerun(
             by_stage[int(row["stage"])].append(row)
         labels = {"tenant": sorted({r["tenant"] for rows in by_stage.values() for r in rows}),
                   "request_class": sorted({r["request_class"] for rows in by_stage.values() for r in rows})}
-        loads = [_load(stage, start_s, by_stage[index], labels, sent.get(index))
+        loads = [_load(stage, start_s, by_stage[index], labels, sent.get(index), computed_only)
                  for index, (stage, start_s) in sorted(stages.items())]
     except KeyError as problem:
         raise ValueError(f"the old run lacks {problem.args[0]!r} (a column of stages.csv or requests.csv, or a stage "
@@ -122,7 +125,7 @@ def _stage(row: dict[str, str], plan: Plan) -> Stage:
 
 
 def _load(stage: Stage, start_s: float, rows: list[dict[str, str]], labels: dict[str, list[str]],
-          sent: Schedule | None) -> Load:
+          sent: Schedule | None, computed_only: bool) -> Load:
     rows = sorted(rows, key=lambda r: (float(r["intended_s"]), int(r["arrival"])))
     limits, outputs, guessed = [], [], 0
     for row in rows:
@@ -132,6 +135,8 @@ def _load(stage: Stage, start_s: float, rows: list[dict[str, str]], labels: dict
         outputs.append(seen or limit)
         guessed += not seen
     inputs = [int(float(r["prompt_tokens"] or r["input_tokens"] or 1)) for r in rows]
+    if computed_only:  # the last token of a prompt is always computed
+        inputs = [max(1, n - int(float(r.get("cached_tokens") or 0))) for n, r in zip(inputs, rows, strict=True)]
     whole = np.int64
     seeds, shared, place = np.arange(len(rows), dtype=np.uint64), None, None
     arrivals = np.array([int(r["arrival"]) for r in rows], dtype=whole)

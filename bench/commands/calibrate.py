@@ -124,7 +124,8 @@ def _compare(run: Path, raw: dict[str, Any], profile: str) -> list[dict[str, Any
     quiet = {"engine.profile": profile, "engine.noise_cv": 0.0, "engine.overhead_ms": None, "engine.time_scale": 1.0}
     config = Config.model_validate(with_settings(raw["config"], _assumed(raw) | quiet))
     engine = EngineConfig.from_config(config)
-    found = read_old_run(run, build_plan(config, "single"), caching=engine.prefix_caching)
+    caching = engine.prefix_caching  # without one, what the service found in its cache is not to be computed here
+    found = read_old_run(run, build_plan(config, "single"), caching=caching, computed_only=not caching)
     old, rows = found.rerun, found.rows
     table: list[dict[str, Any]] = []
     for result in simulate_stages(old.plan, config, engine=engine, old=old):

@@ -36,8 +36,8 @@ def read_dicts(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(handle))
 
 
-def read_old_run(folder: Path, plan: Plan, *, caching: bool) -> OldRun:
-    """The load of a folder; `plan` as for `engine.rerun.rerun`, `caching`: whether the simulation has a prefix cache.
+def read_old_run(folder: Path, plan: Plan, *, caching: bool, computed_only: bool = False) -> OldRun:
+    """The load of a folder; `plan`, `computed_only` as for `engine.rerun.rerun`, `caching`: has the simulation a cache?
 
     Raises OSError and ValueError when the folder's rows cannot be read.
     """
@@ -45,7 +45,7 @@ def read_old_run(folder: Path, plan: Plan, *, caching: bool) -> OldRun:
     config, origin, why = _origin(folder)
     if config is not None:
         plan = replace(plan, prompts=Prompts(config.target.tokens_per_word, config.loadgen.unique_prompts))
-    found = rerun(plan, read_dicts(folder / STAGES), rows, origin=origin)
+    found = rerun(plan, read_dicts(folder / STAGES), rows, origin=origin, computed_only=computed_only)
     notes, losses = _remarks(found, rows, config, why, caching)
     return OldRun(found, rows, notes, losses)
 

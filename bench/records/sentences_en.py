@@ -324,6 +324,11 @@ ENGLISH: dict[str, str] = {
     "model.peak": "throughput peaks at a batch of {batch_size} ({best_qps:.3g}/s) and falls to {top_qps:.3g}/s at "
     "{max_num_seqs}: a burst can tip the service over; lower max_num_seqs",
     "model.no_arrivals": "stage {stage}: no arrivals in its window",
+    "model.cached": "{share:.1%} of the prompt tokens came from the service's cache: they count as context, not as prefill "
+    "work, in the fit and in every prediction; a colder cache makes the service slower than predicted",
+    "model.hidden": "not predictive here: hidden reasoning. {share:.1%} of the output tokens are reasoning that was not "
+    "streamed (limit {limit:.0%}), so the rows do not show how many requests shared a step, and a first token comes after "
+    "steps that nobody saw",
     "model.failed": "stage {stage}: {failed_ratio:.1%} of the arrivals have no answer; the model knows no rejection "
     "and no timeout, so its latencies are not comparable",
     "model.no_stage": "no valid, stable stage with answers longer than 20 tokens and at most 2 % failures",
