@@ -25,14 +25,13 @@ from typing import Any
 import numpy as np
 
 from analysis import load
-from analysis.analyse import analyse_run
+from analysis.again import analyse_again
 from analysis.attainment import meets_tpot
 from analysis.intervals import t_quantile, variance_inflation, wilson
 from analysis.percentiles import nearest_rank
 from analysis.row_checks import Checked, check_rows, unmeasured_tpot
-from analysis.run_files import read_run_info, read_stages
-from bench.records.analysis import Analysis, StageAnalysis, read_analysis
-from bench.records.digests import changes
+from analysis.run_files import read_stages
+from bench.records.analysis import Analysis, StageAnalysis
 from bench.records.sentences import plural
 
 SCHEMA_VERSION = 1
@@ -146,7 +145,7 @@ class Comparison:
 
 def compare_runs(base: Path, new: Path, *, force: bool = False, tolerance: float = TOLERANCE) -> Comparison:
     """The comparison of two run folders. Raises CompareError, and `load.LedgerError` for a folder without a ledger."""
-    first, second = _analysis(base), _analysis(new)
+    first, second = (analyse_again(run_dir, models=False)[0] for run_dir in (base, new))  # models are not compared
     differences = load_differences(first, second)
     if _common_stages_agree(base, new):  # one run has more rates than the other: the common ones are the same load
         differences = [text for text in differences if not text.startswith("schedule: ")]
@@ -559,16 +558,6 @@ def _knee(base: Analysis, new: Analysis, tolerance: float) -> Change | None:
 
 
 # ---------------------------------------------------------------- reading
-
-
-def _analysis(run_dir: Path) -> Analysis:
-    path = run_dir / "analysis.json"
-    if path.is_file() and not changes(run_dir, read_run_info(run_dir)[1].get("files")):
-        try:
-            return read_analysis(path)
-        except (ValueError, KeyError, TypeError, AttributeError):
-            pass  # of another version: made again from the ledger
-    return analyse_run(run_dir, models=False)  # the models are not compared
 
 
 def _rates(run_dir: Path, found: Analysis, slo: dict[str, float]) -> tuple[list[Rate], list[str]]:

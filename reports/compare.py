@@ -216,7 +216,8 @@ def difference_spec(
 def _spec(points: list[dict[str, Any]], axis_y: str, axis_x: str, limit: float, colour: str) -> dict[str, Any]:
     """Points with intervals over rates; a band for the tolerance, a line at zero."""
     rates = sorted({p["x"] for p in points})
-    x = {"field": "x", "type": "quantitative", "title": axis_x, "axis": {"values": rates, "format": PLAIN, "labelOverlap": True},
+    x = {"field": "x", "type": "quantitative", "title": axis_x,
+         "axis": {"values": rates, "format": PLAIN, "labelOverlap": True},
          "scale": {"zero": False, "nice": False, "padding": 18}}  # fmt: skip
     y = {"field": "y", "type": "quantitative", "title": axis_y, "axis": {"format": PLAIN, "tickCount": 5}}
     mark = {"size": 60, "filled": True, "opacity": 1}

@@ -101,6 +101,7 @@ def marks(ctx: Context) -> list[str]:
     said = (
         (is_interrupted(ctx.analysis), "mark_interrupted"),
         (bool(run.get("simulated")), "mark_simulated"),
+        (bool(run.get("unchecked")), "mark_unchecked"),
         (run.get("loop") == "closed", "mark_closed"),
     )
     return [t(key) for holds, key in said if holds]
@@ -132,6 +133,10 @@ def verdict(ctx: Context) -> dict[str, Any]:
         notes.append(t("note_interrupted"))
     if ctx.analysis.run.get("simulated"):
         notes.append(t("note_simulated"))
+    if ctx.analysis.run.get("unchecked"):
+        notes.append(t("note_unchecked"))
+    if other := _other_slo(ctx):
+        notes.append(t("note_other_slo", list=other))
     return {
         "kind": kind,
         "word": t(f"verdict_{v.status}"),
@@ -142,6 +147,26 @@ def verdict(ctx: Context) -> dict[str, Any]:
         "reasons": reasons_view(ctx, (r for r in v.reasons if r not in ctx.analysis.warnings), sentence),
         "exit_code": v.exit_code,
     }
+
+
+def _other_slo(ctx: Context) -> str:
+    """`TTFT 500 ms (run: 800 ms)` for every deadline and target that is not the one of the run's config."""
+    config, f = ctx.analysis.run.get("config"), ctx.figures
+    asked = config.get("slo") if isinstance(config, dict) else None
+    out = []
+    for key, own_key, name in (
+        ("ttft_deadline_s", "ttft_deadline_ms", "TTFT"),
+        ("tpot_deadline_s", "tpot_deadline_ms", "TPOT"),
+        ("e2e_target_s", "p95_target_ms", "E2E p95"),
+        ("attainment_target", "attainment_target", metric_name(ctx, "attainment")),
+    ):
+        own = finite(asked.get(own_key)) if isinstance(asked, dict) else None
+        used = finite(ctx.analysis.slo.get(key))
+        own = own / 1e3 if own is not None and own_key.endswith("_ms") else own
+        if own is not None and used is not None and abs(own - used) > 1e-9:
+            show = f.duration if key.endswith("_s") else f.share
+            out.append(ctx.words("other_slo", name=name, used=show(used), own=show(own)))
+    return ", ".join(out)
 
 
 def verdict_sentence(ctx: Context) -> str:

@@ -1,4 +1,9 @@
-"""`bench report RUN`: write report.html, summary and JUnit again from a run's analysis.json."""
+"""`bench report RUN`: write report.html, summary and JUnit again, from the run's rows.
+
+1. Where the rows are, they are analysed again: nothing that stands in an old analysis.json is drawn unchecked. Its SLO
+   and target are asked again (`bench analyse --slo-ttft-ms 500` stays), and this is said where they are not the run's.
+2. An analysis.json without its rows is drawn with the mark UNCHECKED.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +34,10 @@ def default_language(env: dict[str, str]) -> str:
       bench report runs/20261129T101500Z-7f3a --lang zh-CN
       bench report runs/20261129T101500Z-7f3a --baseline runs/20261128T093000Z-1c0e
 
-    RUN is a run folder that holds analysis.json. Without -o, report.html, summary.json, summary.md and junit.xml
-    are written into it; in Chinese the first and the third are report.zh-CN.html and summary.zh-CN.md, beside the
+    RUN is a run folder. Its rows are analysed again, with the SLO of its analysis.json where there is one; an
+    analysis.json that is not what they give is replaced. Without the rows, analysis.json (RUN may be the file itself)
+    is drawn with the mark UNCHECKED. Without -o, report.html, summary.json, summary.md and junit.xml are written into
+    the folder; in Chinese the first and the third are report.zh-CN.html and summary.zh-CN.md, beside the
     English ones. With -o, only the page is written. With --baseline the page compares RUN with another run
     (`bench compare` does the same on a page of its own); a comparison made before (compare.json) is shown again.
     Exit code: 0; with --baseline 5 when something is worse, 2 or 4 when the runs cannot be compared.
@@ -56,16 +63,17 @@ def command(
     run: Path, lang: str | None, output: Path | None, baseline: Path | None, force: bool, static: bool, as_json: bool,
     quiet: bool,
 ) -> None:  # fmt: skip
-    """Read analysis.json, write the outputs."""
+    """Analyse the rows, or read analysis.json where there are none; write the outputs."""
     from reports import svg
 
     svg.warm()
     path = run / "analysis.json" if run.is_dir() else run
-    analysis = _read(run, path)
+    analysis, said = analysed(run, path, keep=output is None)
     language = lang or default_language(dict(os.environ))
     shown, code, note = _comparison(path.parent, baseline, force, language)
-    if note:
-        click.echo(f"bench report: {note}", err=True)
+    for line in (said, note):
+        if line:
+            click.echo(f"bench report: {line}", err=True)
     try:
         written = _write(path.parent, analysis, language, output, static, shown)
     except OSError as error:
@@ -81,8 +89,38 @@ def command(
     sys.exit(code)
 
 
+def analysed(run: Path, path: Path, *, keep: bool) -> tuple[Any, str]:
+    """(the analysis to draw, what to say about it). `keep`: analysis.json may be replaced. Raises click.UsageError."""
+    from bench.records.ledger import find_requests
+
+    if not run.is_dir() or find_requests(run) is None:
+        found = _read(run, path)
+        found.run = {**found.run, "unchecked": True}
+        return found, f"{path} is drawn as it is: it was not checked against the rows of the run (UNCHECKED)"
+    from analysis.again import analyse_again
+    from analysis.load import LedgerError
+    from bench.records.analysis import to_json
+    from reports.write import write_text
+
+    said = []
+    try:
+        found, asked = analyse_again(run)
+        if asked:
+            values = ", ".join(f"{name} {value:g}" for name, value in asked.items())
+            said = [f"asked as in {path.name}, not as in the run: {values}"]
+        text = to_json(found) + "\n"
+        if keep and (not path.is_file() or path.read_text(encoding="utf-8", errors="replace") != text):
+            said += [f"{path} was not what the rows of the run give, and is replaced"] if path.is_file() else []
+            write_text(path, text)
+    except LedgerError as error:
+        raise click.UsageError(f"{error}. Give {path} itself to draw it unchecked.") from error
+    except OSError as error:
+        raise click.UsageError(f"{error.filename or run}: {error.strerror or error}. Check its rights.") from error
+    return found, "; ".join(said)
+
+
 def _read(run: Path, path: Path) -> Any:
-    """The analysis of a run folder, or a usage error that says what to do."""
+    """The analysis of a file, or a usage error that says what to do."""
     from bench.records.analysis import read_analysis
 
     if path.name != "analysis.json" and not path.name.endswith(".json") or not path.exists():
@@ -114,8 +152,8 @@ def _comparison(run_dir: Path, baseline: Path | None, force: bool, lang: str) ->
         if stored.stat().st_mtime < (run_dir / "analysis.json").stat().st_mtime:
             return None, 0, f"{stored} is older than analysis.json and is not shown; add --baseline to compare again"
         shown = json.loads(stored.read_text(encoding="utf-8"))
-        if not isinstance(shown, dict) or "changes" not in shown:
-            raise ValueError("it holds no changes")
+        if not isinstance(shown, dict) or not {"changes", "counts", "not_compared"} <= shown.keys():
+            raise ValueError("it is not of this version")
     except (OSError, ValueError) as error:
         return None, 0, f"{stored} cannot be used ({error}) and is not shown; add --baseline to compare again"
     return shown, 0, ""

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analysis import compare_runs as cr
-from analysis.analyse import write_analysis
+from analysis.analyse import analyse_run, write_analysis
 from analysis.intervals import wilson
 from bench.commands.compare import command, lines
 from bench.records.analysis import Analysis, Capacity, Verdict
@@ -238,7 +238,7 @@ def test_what_cannot_be_compared_is_refused(runs: Path, new: str, code: int, wor
 
 def test_a_field_that_an_old_folder_lacks_is_not_recorded_or_the_only_thing_its_version_did(runs: Path) -> None:
     """`load_differences` alone: the same analysis with fields taken out of its run."""
-    found = cr._analysis(runs / "base")
+    found = analyse_run(runs / "base", models=False)
 
     def without(target: dict[str, str], config: dict[str, object], version: str | None) -> Analysis:
         return replace(found, run=found.run | {"target": target, "config": config, "tool_version": version})
@@ -312,6 +312,22 @@ def test_command_and_page_count_alike_and_say_why_a_rate_is_not_compared() -> No
         assert "5, 10 requests/s: beyond capacity in both runs" in english
         assert "比较了 2 档速率，另有 2 档未比较：8 项" in chinese and "5, 10 QPS：两次运行都超出容量" in chinese
         assert "基线：3 QPS；新运行没有这一档" in chinese and "新运行：12 QPS；基线没有这一档" in chinese
+
+
+def test_an_edited_analysis_is_not_compared(runs: Path, tmp_path: Path) -> None:
+    base, bad = tmp_path / "base", tmp_path / "bad"
+    for folder, faults in ((base, None), (bad, Faults(unsent=0.5))):
+        write_run(folder, SPECS, seed=1, target_qps=8, faults=faults)
+        write_analysis(folder, models=False)
+    path = bad / "analysis.json"
+    held = json.loads(path.read_text(encoding="utf-8"))
+    assert held["verdict"]["status"] == "INVALID"
+    held["verdict"]["status"] = "PASS"
+    for stage in held["stages"]:
+        stage["verdict"] = "MET"
+    path.write_text(json.dumps(held), encoding="utf-8")
+    done = call(base, bad)
+    assert done.exit_code == 4 and "is INVALID" in done.output
 
 
 def test_one_rate_is_a_rate_and_not_rates() -> None:

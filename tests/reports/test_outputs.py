@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 
 import jsonschema
@@ -12,12 +13,15 @@ from click.testing import CliRunner
 from junitparser import Error, Failure, JUnitXml, Skipped
 
 import reports
+from analysis.analyse import write_analysis
 from bench.commands.report import command, default_language
 from bench.records.analysis import Gate, to_json
 from reports.junit import junit
 from reports.summary import markdown, summary
 from reports.write import STEP_SUMMARY_LIMIT, write_all
+from tests.analysis.synthetic import Faults, StageSpec, write_run
 from tests.reports import examples
+from tests.reports.conftest import text_of
 
 SCHEMA = json.loads((Path(reports.__file__).parent / "summary.schema.json").read_text(encoding="utf-8"))
 SMALL = ["nothing", "one_stage"]
@@ -132,7 +136,7 @@ def test_report_command_writes_the_outputs(tmp_path):
     (tmp_path / "analysis.json").write_text(to_json(examples.nothing()), encoding="utf-8")
     result = run(tmp_path, "--json", "--lang", "zh-CN")
     assert result.exit_code == 0
-    assert [Path(p).name for p in json.loads(result.output)["files"]] == [
+    assert [Path(p).name for p in json.loads(result.stdout)["files"]] == [
         "summary.json",
         "summary.zh-CN.md",
         "junit.xml",
@@ -159,6 +163,61 @@ def test_report_command_on_a_missing_old_or_broken_analysis(tmp_path, content):
     assert result.exit_code == 2
     assert "bench analyse" in result.output
     assert "Traceback" not in result.output
+
+
+def edited(path, **changes):
+    """The analysis.json of a run, changed by hand."""
+    held = json.loads(path.read_text(encoding="utf-8"))
+    for key, value in changes.items():
+        held[key] = {**held[key], **value} if isinstance(value, dict) else value
+    path.write_text(json.dumps(held), encoding="utf-8")
+
+
+@pytest.fixture
+def measured(tmp_path):
+    """A run that misses its SLO, with its analysis.json."""
+    write_run(tmp_path, [StageSpec(qps=8, duration_s=20, warmup_s=2)], seed=1, target_qps=8, faults=Faults(rejected=0.3))
+    found = write_analysis(tmp_path, models=False)
+    assert found.verdict.status == "FAIL"
+    return tmp_path
+
+
+def test_an_edited_analysis_is_not_drawn_where_the_rows_are(measured):
+    path = measured / "analysis.json"
+    before = path.read_text(encoding="utf-8")
+    edited(path, verdict={"status": "PASS", "sentence": "All is well.", "code": "", "exit_code": 0}, gates=[])
+    result = run(measured)
+    assert result.exit_code == 0 and "is replaced" in result.output
+    page = (measured / "report.html").read_text(encoding="utf-8")
+    assert "All is well." not in page and 'class="verdict fail"' in page
+    assert path.read_text(encoding="utf-8") == before
+    assert run(measured, "-q").output == ""  # the same rows give the same analysis
+
+
+def test_another_slo_of_analysis_json_is_asked_again_and_said(measured):
+    write_analysis(measured, models=False, slo_ttft_ms=30_000)
+    result = run(measured)
+    assert "asked as in analysis.json, not as in the run: slo_ttft_ms 30000" in result.output
+    page = text_of((measured / "report.html").read_text(encoding="utf-8"))
+    assert "Judged by another SLO than the run's own: TTFT 30.0 s (run: " in page
+    assert json.loads((measured / "analysis.json").read_text(encoding="utf-8"))["slo"]["ttft_deadline_s"] == 30
+
+
+def test_results_without_rows_are_marked_unchecked(measured):
+    alone = measured / "alone"
+    alone.mkdir()
+    shutil.copy(measured / "analysis.json", alone)
+    for given in (alone, measured / "analysis.json"):
+        result = run(given, "-o", measured / "page.html")
+        assert result.exit_code == 0 and "UNCHECKED" in result.output
+        text = text_of((measured / "page.html").read_text(encoding="utf-8"))
+        assert text.startswith("FAIL (UNCHECKED)") and "nothing was checked against the rows" in text
+
+
+def test_rows_that_cannot_be_read_end_the_report(measured):
+    (measured / "requests.csv").write_bytes(b"not a ledger")
+    result = run(measured)
+    assert result.exit_code == 2 and "draw it unchecked" in result.output and not (measured / "report.html").exists()
 
 
 def test_report_command_into_a_file_in_place_of_a_folder(tmp_path):
