@@ -30,6 +30,8 @@ class ExplainError(Exception):
 
     REQUEST is a request id of requests.csv, or its stage and arrival as the report shows them, such as 3-117 (3:117
     is the same). `bench simulate --decisions` records the decisions, and so does a run against the embedded engine.
+    A service outside shows none: of its requests the client's times are told, which clause of the SLO was missed and
+    by how much, and who else was in flight.
 
     \b
     Example:
@@ -56,8 +58,12 @@ def command(run: Path, request_name: str, as_json: bool) -> None:
 def story(run: Path, name: str) -> dict[str, Any]:
     """Row, decisions and the engine's record of a request. Raises ExplainError."""
     from bench.commands.decisions import DECISIONS, of_request
+    from bench.commands.explain_row import around, clauses
 
     row = _row(run, name)
+    lacking = [column for column in ("request_id", "stage", "arrival", "intended_s", "status") if not row.get(column)]
+    if lacking:
+        raise ExplainError(f"{run}: the row of {name!r} has no {', '.join(lacking)}; bench analyse {run} says what is wrong")
     request_id = row["request_id"]
     log = run / DECISIONS
     try:
@@ -66,23 +72,38 @@ def story(run: Path, name: str) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise ExplainError(f"{run}: a record is damaged ({error}); simulate the run again with --decisions") from None
     _to_run_time(decisions, row, engine)
-    missing = ""
-    if not decisions:
-        missing = (
-            "no decision was recorded; `bench simulate --decisions` records them"
-            if engine is None
-            else "the engine keeps its newest decisions only, and those of this request are gone; its own times stand "
-            f"in; `bench simulate --run {run} --decisions` shows what the scheduler would have decided"
-        )
+    document = _document(run)
+    slo, others = _slo(document, row.get("request_class") or ""), around(run, row) if not decisions else {}
     return {
         "run": run.name,
         "request_id": request_id,
         "row": row,
         "decisions": decisions,
         "engine": engine,
-        "slo": _slo(run),
-        "missing": missing,
+        "slo": slo,
+        "clauses": clauses(row, slo, tpot_unmeasured=others.get("tpot_unmeasured", False)),
+        "around": others,
+        "missing": "" if decisions else _missing(run, document, engine),
     }
+
+
+def _missing(run: Path, document: dict[str, Any], engine: dict[str, Any] | None) -> str:
+    """Why there is no decision, and where there would be one."""
+    from bench.commands.untold import is_ours
+
+    if engine is not None:
+        return (
+            "the engine keeps its newest decisions only, and those of this request are gone; its own times stand "
+            f"in; `bench simulate --run {run} --decisions` shows what the scheduler would have decided"
+        )
+    if document.get("simulated"):
+        return "no decision was recorded; simulate it again with --decisions"
+    if is_ours(document):
+        return "no decision was recorded: the engine's records are not in this folder (it ended before they were read)"
+    return (
+        "decisions (who waited, was batched, gave way) are the service's own and are known of the embedded engine alone; "
+        "of a service outside, these times are all that is known"
+    )
 
 
 def _to_run_time(decisions: list[dict[str, Any]], row: dict[str, str], engine: dict[str, Any] | None) -> None:
@@ -95,13 +116,22 @@ def _to_run_time(decisions: list[dict[str, Any]], row: dict[str, str], engine: d
         decision["at_s"] += shift_s
 
 
-def _slo(run: Path) -> dict[str, float]:
+def _document(run: Path) -> dict[str, Any]:
     try:
-        config = json.loads((run / "run.json").read_text(encoding="utf-8")).get("config") or {}
+        found = json.loads((run / "run.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    slo = config.get("slo") or {}
-    return {key: slo[key] / 1e3 for key in ("ttft_deadline_ms", "tpot_deadline_ms") if key in slo}
+    return found if isinstance(found, dict) else {}
+
+
+def _slo(document: dict[str, Any], request_class: str) -> dict[str, float]:
+    """The deadlines of a class in seconds; empty class: those of all others."""
+    config = document.get("config") or {}
+    slo = dict(config.get("slo") or {})
+    for entry in config.get("classes") or []:
+        if isinstance(entry, dict) and request_class and entry.get("name") == request_class:
+            slo |= {key: value for key, value in entry.items() if value is not None}
+    return {key: slo[key] / 1e3 for key in ("ttft_deadline_ms", "tpot_deadline_ms") if slo.get(key) is not None}
 
 
 def _row(run: Path, name: str) -> dict[str, str]:
@@ -139,12 +169,14 @@ def _engine_record(path: Path, request_id: str) -> dict[str, Any] | None:
 
 def text(found: dict[str, Any]) -> list[str]:
     """The story as lines."""
+    from bench.commands.explain_row import around_lines, number, timeline
+
     row = found["row"]
-    start = float(row["intended_s"])
+    start = number(row, "intended_s") or 0.0
     who = ", ".join(f"{k} {row[k]}" for k in ("tenant", "request_class") if row.get(k))
     lines = [
         f"request {found['request_id']} of {found['run']}: stage {row['stage']}, arrival {row['arrival']}, "
-        f"{row['input_tokens'] or '?'} prompt tokens, max_tokens {row['max_tokens'] or '?'}"
+        f"{row.get('input_tokens') or '?'} prompt tokens, max_tokens {row.get('max_tokens') or '?'}"
         + (f", {who}" if who else ""),
         "",
     ]
@@ -156,7 +188,12 @@ def text(found: dict[str, Any]) -> list[str]:
         lines += _engine_lines(found["engine"])
     elif found["engine"]:
         lines.append(f"{'':15}{_engine_cost(found['engine'])}")
-    lines += ["", _outcome(row, found["slo"])]
+    elif not found["decisions"]:
+        lines += [_line(*line) for line in timeline(row)]
+    lines += ["", *around_lines(found["around"], row), _outcome(row, found["slo"])]
+    if found["clauses"]:
+        met = all(clause["met"] for clause in found["clauses"])
+        lines.append(f"SLO {'met' if met else 'missed'}: " + "; ".join(clause["text"] for clause in found["clauses"]))
     if found["missing"]:
         lines.append(f"note: {found['missing']}")
     return lines
