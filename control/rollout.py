@@ -247,13 +247,13 @@ class GateWatch:
     def _text(self, seen: Interval, bound: float, status: str) -> str:
         sign = self.metric.sign
         low, high = (seen.low, seen.high) if sign > 0 else (-seen.high, -seen.low)
-        span = f"{sign * seen.mean:+.4f} in {low:+.4f}..{high:+.4f}"
+        span = f"{sign * seen.mean:+z.4f} in {low:+z.4f}..{high:+z.4f}"
         if self.gate.absolute:
             return (
-                f"{self.gate.metric}: {seen.mean:.4f} of the arrivals within {self.gate.limit:g} s, interval "
-                f"{seen.low:.4f}..{seen.high:.4f}, {'<' if status == 'failed' else 'against'} {bound:g}"
+                f"{self.gate.metric}: {seen.mean:z.4f} of the arrivals within {self.gate.limit:g} s, interval "
+                f"{seen.low:z.4f}..{seen.high:z.4f}, {'<' if status == 'failed' else 'against'} {bound:g}"
             )
-        return f"{self.gate.metric}: new minus old {span}, accepted {'down' if sign > 0 else 'up'} to {sign * bound:+g}"
+        return f"{self.gate.metric}: new minus old {span}, accepted {'down' if sign > 0 else 'up'} to {sign * bound:+zg}"
 
 
 class StageWatch:

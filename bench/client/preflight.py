@@ -429,7 +429,7 @@ class Preflight:
         report = self.report
         failed = report.failed
         if report.clock_offset_s is not None and abs(report.clock_offset_s) > CLOCK_OFFSET_MAX_S:
-            found = f"the service's wall clock is {report.clock_offset_s:+.0f} s from ours"
+            found = f"the service's wall clock is {report.clock_offset_s:+z.0f} s from ours"
             fix = "set the clocks by NTP; the latencies here do not depend on it"
             report.checks.append(Check("clock", "note", found, fix=fix))
         if failed is None:

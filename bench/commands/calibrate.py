@@ -150,14 +150,14 @@ def _text(profile: Any, found: Any, table: list[dict[str, Any]], assumed: dict[s
     lines = [
         f"step = {law.alpha_s * 1e3:.4f} ms + {law.beta_s * 1e6:.3f} us/sequence + {law.gamma_s * 1e6:.3f} "
         f"us/prompt token + {law.kv_s * 1e9:.2f} ns/cached token"
-        + (f" {law.prefill_s * 1e3:+.4f} ms/prefill step" if law.prefill_s else ""),
+        + (f" {law.prefill_s * 1e3:+z.4f} ms/prefill step" if law.prefill_s else ""),
         f"fit: {profile.source}",
         f"a step at the middle batch is known to {found.step_error:.2%}; prefill rate {_rate(profile.prefill_tps)}",
         "seen: " + ", ".join(f"{name} {low:g} to {high:.6g}" for name, (low, high) in found.valid.items()),
         f"{'stage':>6}{'qps':>8}{'rows':>7}{'decode time, measured/fitted - 1: median (p5 to p95)':>56}",
     ]  # fmt: skip
     lines += [
-        f"{r.stage:>6}{r.offered_qps:>8g}{r.rows:>7}{r.median:>+32.2%} ({r.p05:+.1%} to {r.p95:+.1%})"
+        f"{r.stage:>6}{r.offered_qps:>8g}{r.rows:>7}{r.median:>+z32.2%} ({r.p05:+z.1%} to {r.p95:+z.1%})"
         for r in found.residuals
     ]
     lines += [f"note: {note}" for note in found.notes]
@@ -167,7 +167,7 @@ def _text(profile: Any, found: Any, table: list[dict[str, Any]], assumed: dict[s
         lines += ["", "the same run, simulated with the profile (no noise, no network):",
                   f"{'stage':<18}{'statistic':<12}{'measured':>12}{'predicted':>12}{'difference':>12}"]  # fmt: skip
         for row in table:
-            off = "-" if row["ratio"] is None else f"{row['ratio']:+.1%}"
+            off = "-" if row["ratio"] is None else f"{row['ratio']:+z.1%}"
             lines.append(f"{row['stage']:<18}{row['statistic']:<12}{row['measured_s'] * 1e3:>9.1f} ms"
                          f"{row['predicted_s'] * 1e3:>9.1f} ms{off:>12}")  # fmt: skip
         if assumed:
@@ -196,7 +196,7 @@ def _doubt(table: list[dict[str, Any]], found: Any) -> str:
         return ""
     return (
         f"the profile does not give back its own run: the median answer at {worst['offered_qps']:g} requests/s is off "
-        f"by {worst['ratio']:+.0%}; decide nothing by it. Did the service's speed change between the stages?"
+        f"by {worst['ratio']:+z.0%}; decide nothing by it. Did the service's speed change between the stages?"
     )
 
 

@@ -122,7 +122,7 @@ def _words(change: Any) -> str:
     bounds = ""
     if change.low is not None:
         scale, unit = (100, " %") if change.unit == "s" else (1, "")
-        low, high = (f"{v * scale:+.3g}" for v in (change.low, change.high))
+        low, high = (f"{v * scale:+z.3g}" for v in (change.low, change.high))
         bounds = f"; change {low} to {high}{unit}"
     floor = ""
     if change.noise_floor is not None:

@@ -200,7 +200,7 @@ def text(found: dict[str, Any]) -> list[str]:
 
 
 def _line(at_s: float, event: str, rule: str, said: str) -> str:
-    return f"{at_s * 1e3:>10.1f} ms  {event:<18} {said}  [{rule}]"
+    return f"{at_s * 1e3:>z10.1f} ms  {event:<18} {said}  [{rule}]"
 
 
 def _engine_lines(record: dict[str, Any]) -> list[str]:
@@ -236,7 +236,7 @@ def _client_side(row: dict[str, str], start: float) -> list[tuple[float, str, st
     if not row.get("sent_s"):
         return []
     lag_s = float(row["sent_s"]) - start
-    said = f"{lag_s * 1e3:.1f} ms after it was due; the engine's clock is set to this moment"
+    said = f"{lag_s * 1e3:z.1f} ms after it was due; the engine's clock is set to this moment"
     seen = (("first_token_s", "first token here"), ("done_s", "end here"))
     return [(lag_s, "sent", "client", said)] + [
         (float(row[key]) - start, name, "client", "") for key, name in seen if row.get(key)

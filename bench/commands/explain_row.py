@@ -41,10 +41,10 @@ def timeline(row: dict[str, str]) -> list[tuple[float, str, str, str]]:
         if at_s is None or (column == "first_content_s" and at_s == number(row, "first_token_s")):
             continue
         if column == "first_token_s":
-            said = f"{(at_s - sent_s) * 1e3:.1f} ms after it was sent: the service's share of the TTFT"
+            said = f"{(at_s - sent_s) * 1e3:z.1f} ms after it was sent: the service's share of the TTFT"
         elif column == "last_token_s":
             gaps = at_s - (number(row, "first_token_s") or at_s)
-            said = f"{row.get('output_tokens') or '?'} tokens, {gaps * 1e3:.1f} ms after the first"
+            said = f"{row.get('output_tokens') or '?'} tokens, {gaps * 1e3:z.1f} ms after the first"
         elif column == "done_s" and row.get("status") != "ok":
             said = " ".join(part for part in (row.get("status"), row.get("code")) if part)
         found.append((at_s - start, event, "client", said))
@@ -52,7 +52,7 @@ def timeline(row: dict[str, str]) -> list[tuple[float, str, str, str]]:
 
 
 def _sending(row: dict[str, str], lag_s: float) -> str:
-    parts = [f"{lag_s * 1e3:.1f} ms after it was due: our own lateness"]
+    parts = [f"{lag_s * 1e3:z.1f} ms after it was due: our own lateness"]
     steps = [(label, number(row, name)) for label, name in (("DNS", "dns_s"), ("connect", "connect_s"), ("TLS", "tls_s"))]
     known = [f"{label} {value * 1e3:.1f} ms" for label, value in steps if value is not None]
     if row.get("connection"):

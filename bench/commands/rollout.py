@@ -263,6 +263,18 @@ def note_judged(journal: Journal, stage: Any, watch: Any, judged: list[Any]) -> 
     )
 
 
+def say_judged(stage: Any, judged: list[Any], say: Callable[[str], None]) -> None:
+    """The gates at the end of a stage that none of them failed, and what it means that one is not decided."""
+    for j in judged:
+        say(f"  {stage.name}: {j.text} ({j.status})")
+    if pending := [j.metric for j in judged if j.status == "pending"]:
+        say(
+            f"  {stage.name}: pending ({', '.join(pending)}): the interval reaches beyond what is accepted, so neither a "
+            f"loss nor its absence is certain. A stage passes when no gate is certain of a loss by its last request; more "
+            f"requests (stages.{stage.name}.requests) narrow the interval"
+        )
+
+
 class Lab:
     """The embedded engine with both policies, in virtual time."""
 
@@ -351,8 +363,7 @@ class Lab:
                 note_judged(journal, stage, watch, judged)
             if failed is not None:
                 return failed.text, watch.requests
-        for j in judged:
-            say(f"  {stage.name}: {j.text} ({j.status})")
+        say_judged(stage, judged, say)
         return "", watch.requests
 
     def _colder(self, traffic: Any) -> bool:

@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bench.commands.rollout import TELL_EVERY, Journal, Lab, RolloutError, note_judged, put_in_force, run
+from bench.commands.rollout import TELL_EVERY, Journal, Lab, RolloutError, note_judged, put_in_force, run, say_judged
 
 POLL_S = 0.2
 AWAY_S = 30.0  # an engine may take this long to come back
@@ -170,8 +170,7 @@ class LiveLab(Lab):
                 f"arm; {MIN_BLOCKS} are needed to judge. The load is not divided as planned: give the stage more "
                 "requests, smaller blocks or another share"
             )
-        for j in judged:
-            say(f"  {stage.name}: {j.text} ({j.status})")
+        say_judged(stage, judged, say)
         return "", watch.requests
 
     def blocks(

@@ -283,7 +283,7 @@ def _table(cells: Any) -> list[str]:
     ]
     for c in cells:
         lines.append(
-            f"{c.variant:<18}{c.offered_qps:>7g}{c.attainment:>9.4f}{_range(c.low, c.high):>17}{c.gain:>+9.4f}"
+            f"{c.variant:<18}{c.offered_qps:>7g}{c.attainment:>9.4f}{_range(c.low, c.high):>17}{c.gain:>+z9.4f}"
             f"{_range(c.gain_low, c.gain_high):>18}{c.refused:>9.4f}{c.worst_ttft_s:>10.2f} s{c.preemptions:>10.1f}"
             f"{c.fairness:>7.3f}"
         )

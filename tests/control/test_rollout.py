@@ -1,7 +1,9 @@
 """The rollout: gates, tenants, journal, crash, lock; a good policy goes to full, a bad one goes back."""
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -215,6 +217,23 @@ def test_the_shipped_good_policy_goes_to_full_and_the_bad_one_back(tmp_path):
     assert used <= stage.requests
     difference = json.loads((tmp_path / "batch-cap-too-small" / "difference_shadow.json").read_text())
     assert difference["only_old_met"] > 0
+
+
+def test_no_difference_is_zero_without_a_sign_and_pending_is_explained():
+    """Preemptions count against a policy (sign -1): none on both sides must not print as -0."""
+    plan = Rollout("r", PLAN.stages, (Gate("preemptions", 0.0, 1.0), Gate("attainment")))
+    watch, told = StageWatch(plan, plan.stage("shadow")), []
+    for _ in range(13):  # equal arms; two misses of 25 on each side leave the share open
+        judged = watch.add([MISS] * 2 + [GOOD] * 23, [MISS] * 2 + [GOOD] * 23)
+    assert "new minus old +0.0000 in +0.0000..+0.0000, accepted up to +0" in judged[0].text
+    assert not re.search(r"-0\.?0*(?![\d.])", " ".join(j.text for j in judged))
+    assert [j.status for j in judged] == ["pending", "pending"]
+    door.say_judged(plan.stage("shadow"), judged, told.append)
+    assert len(told) == 3 and told[2].startswith("  shadow: pending (preemptions, attainment): the interval reaches beyond")
+    assert "stages.shadow.requests" in told[2]
+    told.clear()
+    door.say_judged(plan.stage("shadow"), [dataclasses.replace(j, status="clear") for j in judged], told.append)
+    assert len(told) == 2 and "pending" not in " ".join(told)
 
 
 def test_gray_alone_catches_the_planted_policy(tmp_path):
