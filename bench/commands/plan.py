@@ -190,7 +190,7 @@ def plan_document(
             f"the run does not say {' and '.join(unknown)} of the service (the config's value is this tool's default); "
             "give --runs-with KEY=N",
         )
-    diff = _diff(analysis.run.get("config") or {}, plan.settings)
+    diff = _diff(analysis.run, runs_with or {}, plan.settings)
     safe = plan.line("watermark_qps").value
     return {
         "run": analysis.run.get("run_id") or folder.name,
@@ -263,14 +263,15 @@ def _bursts(trace: Path | None) -> list[Any]:
     return found
 
 
-def _diff(config: dict[str, Any], settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """Keys whose planned value is not the run's."""
+def _diff(run: dict[str, Any], runs_with: dict[str, int], settings: dict[str, Any]) -> list[dict[str, Any]]:
+    """Keys whose planned value is not the run's, or for which nobody has said what the service has."""
+    from bench.commands.plan_facts import now_of
+
     found = []
     for key, value in settings.items():
-        section, _, name = key.partition(".")
-        now = (config.get(section) or {}).get(name)
-        if now != value:
-            found.append({"key": key, "now": now, "planned": value})
+        now, known = now_of(run, runs_with, key)
+        if not known or now != value:
+            found.append({"key": key, "now": now, "now_known": known, "planned": value})
     return found
 
 
@@ -290,7 +291,7 @@ def _text(document: dict[str, Any], write: Path | None) -> list[str]:
     lines += ["", "config diff:"]
     for change in document["diff"]:
         lines += [
-            f"- {change['key']}: {json.dumps(change['now'])}",
+            f"- {change['key']}: " + (json.dumps(change["now"]) if change["now_known"] else "(not said by the service)"),
             f"+ {change['key']}: {json.dumps(change['planned'])}",
         ]
     if not document["diff"]:

@@ -34,6 +34,17 @@ def unknown_limits(run: dict[str, Any], runs_with: dict[str, int]) -> list[str]:
     return unknown if told("max_num_batched_tokens") else [*unknown, "max_num_batched_tokens"]
 
 
+def now_of(run: dict[str, Any], runs_with: dict[str, int], key: str) -> tuple[Any, bool]:
+    """(what the run had for a `section.name` key, whether anybody has said it): a default is no word of a service."""
+    section, _, name = key.partition(".")
+    scheduler = _scheduler(run, runs_with)
+    told = runs_with.keys() | {k for k in LIMITS if not untold(run, f"scheduler.{k}")}
+    if section == "scheduler" and name in LIMITS:
+        other = told & set(LIMITS[:2]) if name in LIMITS[:2] else set()
+        return (scheduler.get(name), True) if name in told or other else (None, False)
+    return (None, False) if untold(run, key) else (((run.get("config") or {}).get(section) or {}).get(name), True)
+
+
 def _scheduler(run: dict[str, Any], runs_with: dict[str, int]) -> dict[str, Any]:
     """The limits that the run had: of what was told, the batch also stands for its other name."""
     found = {**((run.get("config") or {}).get("scheduler") or {}), **runs_with}

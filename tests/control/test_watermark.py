@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from bench.commands.plan import command, plan_document
-from bench.commands.plan_facts import LIMITS, unknown_limits
+from bench.commands.plan_facts import LIMITS, now_of, unknown_limits
 from bench.commands.run import command as run
 from bench.config import load_config
 from control.watermark import Burst, Facts, StepLaw, burst_rate_qps, dispersion, engine_flags, make_plan, residence_at_s
@@ -148,7 +148,7 @@ def test_the_command_plans_a_run_and_writes_a_config_that_loads(simulated, tmp_p
     loaded = load_config(out).config
     assert loaded.admission.max_num_queued_reqs == settings["admission.max_num_queued_reqs"] > 3
     assert loaded.admission.reject_on_budget_exceed is True
-    assert {"key": "admission.reject_on_budget_exceed", "now": False, "planned": True} in document["diff"]
+    assert {"key": "admission.reject_on_budget_exceed", "now": False, "now_known": True, "planned": True} in document["diff"]
     demo = f"bench run --config {ROOT / 'configs' / 'demo.json'} --shape hold --qps "
     assert document["hold"].startswith(demo)
     assert run.make_context("run", shlex.split(document["hold"])[2:]).params["config"] == ROOT / "configs" / "demo.json"
@@ -175,6 +175,24 @@ def test_a_service_runs_with_what_it_runs_with(told, runs_with, unknown):
         assert unknown_limits(run | ours, {}) == []
 
 
+@pytest.mark.parametrize(("told", "runs_with", "key", "now"), [
+    ((), {}, "scheduler.max_num_seqs", (None, False)),
+    ((), {"max_num_seqs": 64}, "scheduler.max_num_seqs", (64, True)),
+    ((), {"max_num_seqs": 64}, "scheduler.batch_size_cap", (64, True)),  # the batch has two names
+    ((), {"max_num_seqs": 64}, "scheduler.max_num_batched_tokens", (None, False)),
+    (("scheduler.batch_size_cap",), {}, "scheduler.max_num_seqs", (24, True)),
+    (("scheduler.batch_size_cap",), {}, "admission.max_num_queued_reqs", (None, False)),
+    (("admission.max_num_queued_reqs",), {}, "admission.max_num_queued_reqs", (9, True)),
+])
+def test_what_the_service_has_now_is_what_somebody_said(told, runs_with, key, now):
+    config = {"engine": {"embedded": False}, "admission": {"max_num_queued_reqs": 9},
+              "scheduler": {"max_num_seqs": 32, "batch_size_cap": 24, "max_num_batched_tokens": 4096}}
+    run = {"config": config, "config_origin": ORIGIN | dict.fromkeys(told, "file c.json")}
+    assert now_of(run, runs_with, key) == now
+    section, _, name = key.partition(".")
+    assert now_of(run | {"simulated": True}, {}, key) == (config[section][name], True)  # the engine runs with the config
+
+
 def test_no_limit_is_proposed_where_the_service_has_not_said_its_own(simulated, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(simulated, folder)
@@ -191,6 +209,12 @@ def test_no_limit_is_proposed_where_the_service_has_not_said_its_own(simulated, 
     assert told["settings"]["scheduler.max_num_seqs"] <= 20 and "--max-num-seqs" in told["flags"]["vllm"]["options"]
     # The batch has two names; told by one it is known by both.
     assert told["settings"]["scheduler.batch_size_cap"] <= 20
+    now = {change["key"]: (change["now"], change["now_known"]) for change in told["diff"]}
+    assert {now[key] for key in now if key.startswith("scheduler.max_num_seqs")} <= {(20, True)}
+    assert now["admission.reject_on_budget_exceed"] == now["admission.max_num_queued_reqs"] == (None, False)
+    text = CliRunner().invoke(command, [str(folder), "--runs-with", "max_num_seqs=20", "--runs-with",
+                                        "max_num_batched_tokens=2048"]).output
+    assert "- admission.reject_on_budget_exceed: (not said by the service)" in text and ": false" not in text
     wrong = CliRunner().invoke(command, [str(folder), "--runs-with", "max_num_seqs=0"])
     assert wrong.exit_code == 2 and "max_num_seqs=0" in wrong.output
 
