@@ -58,6 +58,7 @@ class Facts:
     input_p95: float
     context_mean: float
     replicas: int = 1
+    replicas_known: bool = True
     lambda_max_qps: float | None = None
     law: StepLaw | None = None
     residence: tuple[tuple[float, float], ...] = ()  # (rate, mean residence in s) of stages that held
@@ -211,11 +212,18 @@ def _instances(f: Facts, safe: float, target: float | None, growth: float) -> li
                       f"{target:.4g}/s x {1 + growth:.3g} x {w:.4g} s"))
     lines.append(Line(
         "instances", count, "", "ceil(L_total / L_instance)", f"{total:.4g} / {one:.4g} = {total / one:.3f}",
-        f"one instance is the whole service of the run ({f.replicas} replicas); add one to survive the loss of one",
+        f"one instance is the whole service of the run{_replicas(f)}; add one to survive the loss of one",
     ))
     lines.append(Line("load_per_instance_ratio", grown / count / f.knee_low_qps, "of K", "lambda_target / n / K",
                       f"{grown:.4g} / {count} / {f.knee_low_qps:.4g}"))
     return lines
+
+
+def _replicas(f: Facts) -> str:
+    """How many replicas the service of the run had; empty when nobody has said it."""
+    if not f.replicas_known:
+        return ""
+    return " (1 replica)" if f.replicas == 1 else f" ({f.replicas} replicas)"
 
 
 def _smallest(key: str, unit: str, candidates: list[tuple[str, float, str]], note: str = "") -> Line:

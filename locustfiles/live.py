@@ -566,11 +566,7 @@ class Live:
         late = [s for s in at if s.late()]
         where = f"{self.target_qps:g} requests/s" if self.target_qps is not None else "the target rate"
         if not at:
-            held = [s.plan.offered_qps for s in self.stages if s.verdict(now_s) == "held" and not s.late()]
-            if held and self.target_qps is not None and max(held) > self.target_qps:
-                return f"passes so far: the SLO holds at {max(held):g} requests/s, above the target of {where}"
-            so_far = f"; held up to {max(held):g} requests/s so far" if held else ""
-            return f"open: {where} is not among the stages that ran{so_far}"
+            return self._without_target(now_s, where)
         if late:
             lag_s, limit_s = late[0].send_lag.percentile(0.99) or 0.0, late[0].lag_limit_s
             return (
@@ -584,9 +580,27 @@ class Live:
         few = ": too few arrivals so far" if "too few arrivals" in words else ""
         return f"open: the stage at {where} is not decided{few}"
 
+    def _without_target(self, now_s: float, where: str) -> str:
+        """The run's verdict while no stage at the target rate began: a rate above that held or one below that missed
+        speaks for it, as in the analysis, unless its own stage is still to come."""
+        sound = [(s.plan.offered_qps, s.verdict(now_s)) for s in self.stages if not s.late()]
+        held, missed = ([rate for rate, word in sound if word == wanted] for wanted in ("held", "missed"))
+        so_far = f"; held up to {max(held):g} requests/s so far" if held else ""
+        assert self.plan is not None
+        if any(self._is_target_rate(s.offered_qps) for s in self.plan.stages):
+            return f"open: the stage at {where} has not begun{so_far}"
+        if self.target_qps is not None and held and max(held) > self.target_qps:
+            return f"passes so far: the SLO holds at {max(held):g} requests/s, above the target of {where}"
+        if self.target_qps is not None and missed and min(missed) < self.target_qps:
+            return f"fails so far: the SLO is missed at {min(missed):g} requests/s, below the target of {where}"
+        return f"open: {where} is not among the stages that ran{so_far}"
+
     def _is_target(self, stage: Stage) -> bool:
+        return self._is_target_rate(stage.plan.offered_qps)
+
+    def _is_target_rate(self, offered_qps: float) -> bool:
         rate = self.target_qps
-        return rate is not None and abs(stage.plan.offered_qps - rate) <= SAME_RATE * max(rate, 1.0)
+        return rate is not None and abs(offered_qps - rate) <= SAME_RATE * max(rate, 1.0)
 
     def progress(self, now_s: float) -> dict[str, Any]:
         """What the console shows once a second."""

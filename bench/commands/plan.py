@@ -281,13 +281,15 @@ def _text(document: dict[str, Any], write: Path | None) -> list[str]:
         f"{document['watermark_qps']:.4g} requests/s or below (knee's lower bound {document['knee_low_qps']:.4g})",
         "",
     ]
+    note = ""
     for line in document["lines"]:
         value = "-" if line["value"] is None else f"{line['value']:.5g}"
         lines.append(f"{line['key']:<24}{value:>9} {line['unit']:<10} {line['formula']}")
         if line["numbers"]:
             lines.append(f"{'':24}  {line['numbers']}")
         if line["note"]:
-            lines.append(f"{'':24}  note: {line['note']}")
+            lines.append(f"{'':24}  note: {'as above' if line['note'] == note else line['note']}")
+        note = line["note"] or note
     lines += ["", "config diff:"]
     for change in document["diff"]:
         lines += [
@@ -298,7 +300,8 @@ def _text(document: dict[str, Any], write: Path | None) -> list[str]:
         lines.append(
             "  (none: the run's settings are the planned ones)" if document["settings"] else "  (none: see the notes)"
         )
-    lines.append("")
+    if document["flags"]:
+        lines.append("")
     for name, flags in document["flags"].items():
         missing = (
             f"   (no option: {', '.join(flags['no_option_for'])}; keep them in the gateway)"

@@ -79,6 +79,7 @@ def facts_of(analysis: Analysis, folder: Path, runs_with: dict[str, int] | None 
         input_p95=p95_in,
         context_mean=lengths.get("context_mean_tokens") or mean_in + mean_out,
         replicas=int(engine.get("replicas") or 1),
+        replicas_known=not untold(analysis.run, "engine.replicas"),
         lambda_max_qps=analysis.capacity.lambda_max_qps,
         law=StepLaw(fit["alpha_s"], fit["beta_s"], fit["gamma_s"], fit["kv_s"]) if fit else None,
         residence=tuple(

@@ -151,6 +151,7 @@ def test_the_command_plans_a_run_and_writes_a_config_that_loads(simulated, tmp_p
     assert {"key": "admission.reject_on_budget_exceed", "now": False, "now_known": True, "planned": True} in document["diff"]
     demo = f"bench run --config {ROOT / 'configs' / 'demo.json'} --shape hold --qps "
     assert document["hold"].startswith(demo)
+    assert "run (1 replica);" in next(line["note"] for line in document["lines"] if line["key"] == "instances")
     assert run.make_context("run", shlex.split(document["hold"])[2:]).params["config"] == ROOT / "configs" / "demo.json"
     text = CliRunner().invoke(command, [str(simulated)]).output
     assert f"prove it: {demo}" in text and "N + z sqrt(N) = (D_ttft - T(n) - gamma P95) x X" in text
@@ -205,6 +206,9 @@ def test_no_limit_is_proposed_where_the_service_has_not_said_its_own(simulated, 
     assert values["watermark_qps"] > 0 and values["instances"] >= 1 and plan["hold"]
     assert [values[key] for key in (*LIMITS, "max_num_queued_reqs", "max_num_queued_tokens")] == [None] * 5
     assert not plan["settings"] and not plan["flags"] and not plan["diff"]
+    assert "replica" not in next(line["note"] for line in plan["lines"] if line["key"] == "instances")  # nobody has said it
+    shown = CliRunner().invoke(command, [str(folder)]).output
+    assert shown.count("give --runs-with KEY=N") == 1 and shown.count("note: as above") == 4
     told = plan_document(folder, runs_with={"max_num_seqs": 20, "max_num_batched_tokens": 2048})
     assert told["settings"]["scheduler.max_num_seqs"] <= 20 and "--max-num-seqs" in told["flags"]["vllm"]["options"]
     # The batch has two names; told by one it is known by both.

@@ -291,6 +291,19 @@ def test_a_rate_above_the_target_that_held_speaks_for_the_target() -> None:
         assert live.verdict(12.0).startswith(words)
 
 
+def test_a_rate_below_the_target_that_missed_speaks_for_the_target() -> None:
+    """As in the analysis: a higher rate cannot be better. Where the target has a stage of its own, that one decides."""
+    for rates, words in (((20.0, 40.0), "fails so far: the SLO is missed at 20 requests/s, below the target of 30"),
+                         ((20.0, 30.0), "open: the stage at 30 requests/s has not begun")):  # fmt: skip
+        live = opened(rates)
+        live.target_qps = 30.0
+        live.open_stage(live.plan.stages[0], [3.0] * 40)
+        live.begin_stage(0.0)
+        live.add_rows(0, [row(i, "error") for i in range(40)])
+        live.end_stage(11.0, [])
+        assert live.verdict(12.0).startswith(words)
+
+
 def test_the_series_is_a_rate_per_second() -> None:
     live = opened()
     live.open_stage(live.plan.stages[0], [])
