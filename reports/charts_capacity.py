@@ -31,6 +31,7 @@ from reports.charts import (
 )
 from reports.figures import finite, number
 from reports.themes import PLAIN, ink
+from reports.view import p95_interval
 
 STATISTICS = ("p50", "p95", "p99")
 STAT_SIGNS = {"p50": ((7, 3), "circle"), "p95": ((), "square"), "p99": ((2, 3), "triangle-up")}
@@ -166,7 +167,7 @@ def latency(ctx: Context, name: str) -> Chart:
     rows = [
         [f.asked(s.offered_qps), str(s.repeat + 1), f.count(s.latency[metric].n if metric in s.latency else None)]
         + [f.percentile(s.latency.get(metric), st) for st in STATISTICS]
-        + [f.interval(s.latency[metric].p95_low, s.latency[metric].p95_high, f.duration) if metric in s.latency else ""]
+        + [p95_interval(ctx, s.latency.get(metric))]
         for s in ctx.stages
     ]
     return Chart(
@@ -215,6 +216,8 @@ def _latency_caption(ctx: Context, name: str, metric: str, deadline: float | Non
     ]
     if withheld:
         parts.append(t("cap_latency_gap", list=rate_list(withheld)))
+    if not any(s.latency[metric].p95_low is not None for s in ctx.trusted() if metric in s.latency):
+        parts.append(t("cap_no_interval"))
     if any(s.stationarity == "UNSTABLE" for s in ctx.stages):
         parts.append(t("cap_hollow"))
     if ctx.repeated():

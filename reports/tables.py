@@ -15,7 +15,7 @@ from bench.records.analysis import Percentiles, StageAnalysis
 from reports.charts import NOT_RUN, Context, stage_label
 from reports.charts_detail import LAYERS
 from reports.figures import finite, number
-from reports.view import STAGE_KINDS, reasons_view, statistic_name
+from reports.view import STAGE_KINDS, reasons_view, statistic_name, withheld_text
 
 SECRET = re.compile(r"api_?key$|token$|secret|password|authorization|cookie", re.IGNORECASE)
 CLIENT_KEYS = (
@@ -91,21 +91,18 @@ FORMULAS = {
 }
 
 
-def stage_columns(ctx: Context) -> list[str]:
-    """Headings of the stage table."""
+def stage_columns(ctx: Context) -> list[tuple[str, str]]:
+    """Headings of the stage table: what stands in the first line of a cell, and what below it."""
     t = ctx.words
     return [
-        t("col_stage"),
-        t("col_verdict"),
-        t("col_offered_short"),
-        t("rate_completed"),
-        t("rate_goodput"),
-        t("col_planned"),
-        t("col_attainment"),
-        t("col_failed"),
-        *["p50", "p95", "p99"] * 3,
-        "L",
-        t("col_steady"),
+        (t("col_stage"), ""),
+        (t("col_verdict"), ""),
+        (t("col_offered_short"), ""),
+        (t("rate_completed"), t("rate_goodput")),
+        (t("col_planned"), t("col_failed")),
+        (t("col_attainment"), ""),
+        *[("p50", ""), ("p95", "p99")] * 3,
+        (t("col_steady"), "L"),
     ]
 
 
@@ -124,7 +121,20 @@ def stage_row(ctx: Context, s: StageAnalysis) -> dict[str, Any]:
             "title": "",
             "kind": "",
             "sub": "",
+            "sub_css": "muted",
+            "sub_title": "",
+            "sub_sort": "",
             **more,
+        }
+
+    def below(text: str, sort: Any, *, title: str = "", css: str = "muted") -> dict[str, Any]:
+        """The second line of a cell."""
+        value = number(sort)
+        return {
+            "sub": text,
+            "sub_sort": "" if value is None else f"{value:.9g}",
+            "sub_title": title,
+            "sub_css": css,
         }
 
     if NOT_RUN in s.marks:  # it has no numbers: shares of no arrivals would read like a result
@@ -146,37 +156,40 @@ def stage_row(ctx: Context, s: StageAnalysis) -> dict[str, Any]:
             kind=STAGE_KINDS.get(s.verdict, "none"),
         ),
         cell(f.asked(s.offered_qps), s.offered_qps, css="edge"),
-        cell(f.rate(s.completed_qps), s.completed_qps),
-        cell(f.rate(s.goodput_qps), s.goodput_qps),
-        cell(f.count(s.planned), s.planned, css="edge"),
+        cell(f.rate(s.completed_qps), s.completed_qps, **below(f.rate(s.goodput_qps), s.goodput_qps, css="")),
+        cell(
+            f.count(s.planned),
+            s.planned,
+            css="edge",
+            **below(f.count(failed), failed, title=", ".join(parts), css="bad" if failed else "muted"),
+        ),
         cell(
             f.share(s.attainment_joint.value),
             s.attainment_joint.value,
             sub=f.interval(s.attainment_joint.low, s.attainment_joint.high, f.share),
         ),
-        cell(f.count(failed), failed, title=", ".join(parts), css="bad" if failed else ""),
     ]
     for metric, deadline in (("ttft_s", "ttft_deadline_s"), ("tpot_s", "tpot_deadline_s"), ("e2e_s", "e2e_target_s")):
         p, limit = s.latency.get(metric), finite(ctx.analysis.slo.get(deadline))
-        for i, name in enumerate(("p50", "p95", "p99")):
-            value = number(getattr(p, name)) if p else None
-            withheld = p is not None and name in p.withheld
-            css = "dim" if withheld or value is None else "bad" if limit is not None and value > limit else ""
-            text = "∞" if value == float("inf") and not withheld else f.percentile(p, name)
-            cells.append(
-                cell(
-                    text,
-                    None if withheld else value,
-                    css=f"{css}{' edge' if i == 0 else ''}".strip(),
-                    title=withheld_text(ctx, p, name) if withheld and p else f"n = {p.n}" if p else "",
-                )
+        p50, p95, p99 = (_percentile_cell(ctx, p, name, limit) for name in ("p50", "p95", "p99"))
+        cells.append(cell(p50["text"], p50["value"], css=f"{p50['css']} edge".strip(), title=p50["title"]))
+        cells.append(
+            cell(
+                p95["text"],
+                p95["value"],
+                css=p95["css"],
+                title=p95["title"],
+                **below(p99["text"], p99["value"], title=p99["title"], css=p99["css"]),
             )
-    cells.append(cell(f.plain(s.little.in_flight_mean_integral, 1), s.little.in_flight_mean_integral, css="edge"))
+        )
+    flow = "bad" if s.stationarity == "UNSTABLE" else "dim" if s.stationarity != "STABLE" else ""
+    in_flight = s.little.in_flight_mean_integral
     cells.append(
         cell(
             t.known(f"steady_{s.stationarity}", s.stationarity),
             None,
-            css="bad" if s.stationarity == "UNSTABLE" else "dim" if s.stationarity != "STABLE" else "",
+            css=f"{flow} edge".strip(),
+            **below(f.plain(in_flight, 1), in_flight),
         )
     )
     return {
@@ -189,6 +202,17 @@ def stage_row(ctx: Context, s: StageAnalysis) -> dict[str, Any]:
     }
 
 
+def _percentile_cell(ctx: Context, p: Percentiles | None, name: str, limit: float | None) -> dict[str, Any]:
+    """Text, value to sort by, class and hint of one percentile."""
+    f = ctx.figures
+    value = number(getattr(p, name)) if p else None
+    withheld = p is not None and name in p.withheld
+    css = "dim" if withheld or value is None else "bad" if limit is not None and value > limit else ""
+    text = "∞" if value == float("inf") and not withheld else f.percentile(p, name)
+    title = withheld_text(ctx, p, name) if withheld and p else f"n = {p.n}" if p else ""
+    return {"text": text, "value": None if withheld else value, "css": css, "title": title}
+
+
 def _facts(ctx: Context, s: StageAnalysis, failed: list[str]) -> list[tuple[str, str]]:
     t, f = ctx.words, ctx.figures
     facts = [
@@ -199,6 +223,7 @@ def _facts(ctx: Context, s: StageAnalysis, failed: list[str]) -> list[tuple[str,
         (t("fact_ttft"), _survivors(ctx, s.survivors.get("ttft_s"))),
         (t("col_tokens"), f.count(s.output_tps)),
         (t("col_drain"), f.duration(s.drain_s)),
+        (t("fact_warmup_cut"), f.duration(_warmup_cut_s(s))),
         (t("fact_warmup"), f.duration(s.warmup_suggested_s)),
         (t("col_growth"), f.plain(s.in_flight_growth_qps, 2)),
     ]
@@ -207,6 +232,11 @@ def _facts(ctx: Context, s: StageAnalysis, failed: list[str]) -> list[tuple[str,
     if s.marks:
         facts.append((t("fact_marks"), ", ".join(t.known(f"stagemark_{m}", m) for m in s.marks)))
     return facts
+
+
+def _warmup_cut_s(s: StageAnalysis) -> float | None:
+    """What was cut from the start of the stage, as configured."""
+    return None if s.window_start_s is None or s.start_s is None else s.window_start_s - s.start_s
 
 
 def _survivors(ctx: Context, p: Percentiles | None) -> str:
@@ -237,12 +267,6 @@ def stage_notes(ctx: Context) -> list[str]:
         shown = ", ".join(stages) if len(stages) <= 8 else f"{', '.join(stages[:3])} … {stages[-1]}"
         notes.append(t("note_withheld", name=name, n=len(where), stages=shown))
     return notes
-
-
-def withheld_text(ctx: Context, p: Percentiles, name: str) -> str:
-    """Why a percentile is not printed, in this language."""
-    said = p.withheld_said.get(name) or {}
-    return ctx.words.said(said.get("code", ""), said.get("params"), p.withheld[name])
 
 
 def error_layers(ctx: Context) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from bench.records.analysis import Analysis, Gate, Reason, StageAnalysis
+from bench.records.analysis import Analysis, Gate, Percentiles, Reason, StageAnalysis
 from reports.charts import Context, middle, spread
 from reports.charts_little import WEDGE, gap
 from reports.figures import finite, number
@@ -384,6 +384,28 @@ def statistic_name(ctx: Context, statistic: str) -> str:
 def metric_name(ctx: Context, metric: str) -> str:
     """A metric's printed name; unknown ones as they are."""
     return ctx.words.known(f"metric_{metric.removesuffix('_s').removesuffix('_qps')}", metric)
+
+
+def withheld_text(ctx: Context, p: Percentiles, name: str) -> str:
+    """Why a percentile is not printed, in this language."""
+    said = p.withheld_said.get(name) or {}
+    return ctx.words.said(said.get("code", ""), said.get("params"), p.withheld[name])
+
+
+def p95_interval(ctx: Context, p: Percentiles | None) -> str:
+    """The 95 % interval of a p95, or why there is none."""
+    t, f = ctx.words, ctx.figures
+    if p is None or not p.n:
+        return t("not_measured")
+    if "p95" in p.withheld:
+        return t("interval_withheld", why=withheld_text(ctx, p, "p95"))
+    if number(p.p95_low) is not None and number(p.p95_high) is not None:
+        return f.interval(p.p95_low, p.p95_high, f.duration)
+    if number(p.p95) == float("inf"):
+        return t("interval_endless")
+    if p.effective_n is None:
+        return t("interval_few", n=f.count(p.n))
+    return t("interval_unreliable", n=f.count(p.n), worth=f.count(min(p.n, p.effective_n)))
 
 
 def gate_view(ctx: Context, gate: Gate) -> dict[str, Any]:

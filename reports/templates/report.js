@@ -128,19 +128,23 @@
   // Sorting: a table body per stage, or plain rows; numbers by data-v, texts as they are.
   each("table.sortable", function (table) {
     var headers = table.tHead.rows[table.tHead.rows.length - 1].cells;
-    Array.prototype.forEach.call(headers, function (th, column) {
-      var button = document.createElement("button");
+    function sorter(th, column, part) { // a cell may hold two lines, each with its own heading
+      var button = document.createElement("button"), home = part || th;
       button.type = "button"; button.className = "sort";
-      while (th.firstChild) { button.appendChild(th.firstChild); }
-      th.appendChild(button);
+      while (home.firstChild) { button.appendChild(home.firstChild); }
+      home.appendChild(button);
+      var below = part && part.className === "below";
       button.addEventListener("click", function () {
-        var down = th.getAttribute("aria-sort") === "ascending";
+        var down = th.getAttribute("aria-sort") === "ascending" && button.dataset.on === "1";
         Array.prototype.forEach.call(headers, function (other) { other.removeAttribute("aria-sort"); });
+        Array.prototype.forEach.call(table.querySelectorAll(".sort"), function (other) { delete other.dataset.on; });
+        button.dataset.on = "1";
         th.setAttribute("aria-sort", down ? "descending" : "ascending");
-        var many = table.tBodies.length > 1, home = many ? table : table.tBodies[0];
-        var items = Array.prototype.slice.call(many ? table.tBodies : home.rows);
+        var many = table.tBodies.length > 1, rows = many ? table : table.tBodies[0];
+        var items = Array.prototype.slice.call(many ? table.tBodies : rows.rows);
         function key(item) {
           var cell = (many ? item.rows[0] : item).cells[column];
+          if (below) { cell = cell.querySelector("span[data-v]") || { dataset: { v: "" } }; }
           var raw = cell.dataset.v !== undefined ? cell.dataset.v : cell.textContent.trim();
           var value = raw === "inf" ? Infinity : parseFloat(raw.replace(/,/g, ""));
           return { number: isNaN(value) ? null : value, text: raw };
@@ -151,8 +155,13 @@
           if (x.number === null) { return 1; }
           if (y.number === null) { return -1; }
           return x.number === y.number ? 0 : sign * (x.number < y.number ? -1 : 1);
-        }).forEach(function (pair) { home.appendChild(pair[1]); });
+        }).forEach(function (pair) { rows.appendChild(pair[1]); });
       });
+    }
+    Array.prototype.forEach.call(headers, function (th, column) {
+      var parts = Array.prototype.slice.call(th.children);
+      if (!parts.length) { sorter(th, column); }
+      parts.forEach(function (part) { sorter(th, column, part); });
     });
   });
 

@@ -6,12 +6,14 @@ import base64
 import gzip
 import hashlib
 import json
+import math
 import re
 from html.parser import HTMLParser
 
 import pytest
 
 from bench.records.analysis import Reason, from_json, to_json
+from reports import compare
 from reports.html import policy, render, safe_json
 from tests.reports import examples
 from tests.reports.conftest import text_of
@@ -132,6 +134,41 @@ def test_withheld_percentiles_say_why_with_n(pages):
     html = pages("sweep")
     assert 'title="needs 1,000 samples, this stage has n = 300"' in html
     assert "p99 withheld for too few independent arrivals in " in text_of(html)
+
+
+def test_an_interval_that_is_not_there_says_why():
+    analysis = examples.sweep()
+    few, dependent, endless, withheld = (s.latency["ttft_s"] for s in analysis.stages[:4])
+    few.p95_low = few.effective_n = few.interval_reliable = None
+    few.n = 57
+    dependent.p95_low, dependent.n, dependent.effective_n, dependent.interval_reliable = None, 207, 20.5, False
+    endless.p95_low, endless.p95 = None, math.inf
+    withheld.p95_low, withheld.withheld = None, {"p95": "57 values; 72 are needed"}
+    html = render(analysis, live=False)
+    table = text_of(html.partition('id="fig-latency"')[2].partition("</figure>")[0])
+    for words in ("none, n too small: 57 arrivals", "none, not reliable: 207 arrivals, worth 20 independent ones",
+                  "none, p95 did not finish", "none, p95 is withheld: 57 values; 72 are needed"):  # fmt: skip
+        assert words in table
+    for stage in analysis.stages:
+        stage.latency["ttft_s"].p95_low = None
+    assert "No p95 has a reliable interval" in text_of(render(analysis, live=False))
+
+
+def test_both_warm_ups_are_named_with_which_was_applied():
+    analysis = examples.sweep()
+    first = analysis.stages[0]
+    first.start_s, first.window_start_s, first.warmup_suggested_s = 100.0, 102.0, 9.8
+    text = text_of(render(analysis, live=False))
+    assert "Warm-up cut, as configured (applied) 2,000 ms" in text
+    assert "Warm-up by the data, MSER-5 or 10 × W (not applied) 9,800 ms" in text
+
+
+def test_no_axis_prints_an_exponent(pages):
+    """Rates from 5 to 10 and misses to 10,000: what d3 rounds to one digit unless it is told not to."""
+    made = [pages("sweep"), render(examples.sweep((5, 10)), live=False), compare.render(examples.comparison())]
+    letters = [text for html in made for text in re.findall(r"<text[^>]*>([^<]*)</text>", html)]
+    assert "10,000" in letters and "10" in letters
+    assert [text for text in letters if re.fullmatch(r"\S*\de[+-]?\d+", text)] == []
 
 
 def test_stage_table_says_what_its_rates_count_and_slow_requests_stand_without_their_id(pages):
