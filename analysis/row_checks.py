@@ -142,6 +142,12 @@ def _flagged(ledger: Ledger, flag: str, rows: np.ndarray | slice) -> np.ndarray:
     return np.isin(ledger.codes["flags"][rows], hits)
 
 
+def fewer_events(tokens: np.ndarray, chunks: np.ndarray) -> np.ndarray:
+    """(n,) answers of many tokens whose events are fewer than the tokens by more than one token each explains."""
+    with np.errstate(invalid="ignore"):
+        return (tokens >= MANY_TOKENS) & (chunks < tokens - np.maximum(1.0, FEWER_EVENTS * tokens))
+
+
 def uncounted_tokens(ledger: Ledger, rows: np.ndarray | slice = EVERY) -> np.ndarray:
     """(n,) rows whose number of tokens nobody knows: no usage, ended at the asked length, with too few events for it.
 
@@ -150,9 +156,7 @@ def uncounted_tokens(ledger: Ledger, rows: np.ndarray | slice = EVERY) -> np.nda
     asked, chunks = (ledger[name][rows].astype(float) for name in ("max_tokens", "chunks"))
     words = [i for i, word in enumerate(ledger.names["finish_reason"]) if word in LENGTH_FINISH]
     ended = np.isin(ledger.codes["finish_reason"][rows], words)
-    with np.errstate(invalid="ignore"):
-        fewer = (asked >= MANY_TOKENS) & (chunks < asked - np.maximum(1.0, FEWER_EVENTS * asked))
-    return _flagged(ledger, "tokens_estimated", rows) & ended & fewer
+    return _flagged(ledger, "tokens_estimated", rows) & ended & fewer_events(asked, chunks)
 
 
 def unmeasured_tpot(ledger: Ledger, rows: np.ndarray | slice = EVERY) -> np.ndarray:

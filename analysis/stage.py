@@ -34,7 +34,7 @@ from analysis.load import OK, TIMEOUT, UNSENT, Ledger
 from analysis.percentiles import ecdf_points, nearest_rank, summarise
 from analysis.reasons import causes_first, reason
 from analysis.repeated_prompts import repeated_share
-from analysis.row_checks import Checked, streamed_tokens, uncounted_tokens, unmeasured_tpot
+from analysis.row_checks import Checked, fewer_events, streamed_tokens, uncounted_tokens, unmeasured_tpot
 from analysis.run_files import Gauge, ServerGauge
 from analysis.stationarity import Stationarity, stationarity
 from analysis.stimulus import client_health, lag_limit_s, stimulus
@@ -129,7 +129,9 @@ def analyse_stage(checked: Checked, row: StageRow, context: Context) -> StageRes
                             little_residual=law.in_flight_mean_integral / law.lambda_w - 1)  # fmt: skip
     grid = np.linspace(t0, t1, STATE_SAMPLES, endpoint=False)
     states = independent_states(in_flight_at(grid, near[0], near[1]))
-    public = _public(checked, row, context, mine, window, values, status, ok, found, deadlines[0], flow, law, states)
+    by_events = _by_events(ledger, window, found, values, deadlines[1], no_tpot)
+    public = _public(checked, row, context, mine, window, values, status, ok, found, deadlines[0], flow, law, states,
+                     by_events)  # fmt: skip
     score = np.where(ok & ~no_tpot, np.fmax(values["ttft_s"] / deadlines[0], values["tpot_s"] / deadlines[1]), np.inf)
     return StageResult(
         public=public,
@@ -243,7 +245,7 @@ def _tried_s(checked: Checked, rows: np.ndarray) -> np.ndarray:
 def _public(
     checked: Checked, row: StageRow, context: Context, mine: np.ndarray, window: np.ndarray,
     values: dict[str, np.ndarray], status: np.ndarray, ok: np.ndarray, found: att.Hits, ttft_deadline_s: np.ndarray,
-    flow: Stationarity, law: Little, states: float,
+    flow: Stationarity, law: Little, states: float, by_events: float | None,
 ) -> StageAnalysis:  # fmt: skip
     ledger, slo = checked.ledger, context.slo
     t0, t1 = row.window_start_s, row.window_end_s
@@ -301,7 +303,7 @@ def _public(
     if varying and "ramp" not in public.marks:
         public.marks.append("ramp")
     _warm_up(public, checked, row, context)
-    _finish(public, checked, window, flow, context, varying)
+    _finish(public, checked, window, flow, context, varying, by_events)
     return public
 
 
@@ -391,11 +393,12 @@ def _warm_up(public: StageAnalysis, checked: Checked, row: StageRow, context: Co
 
 
 def _finish(
-    s: StageAnalysis, checked: Checked, window: np.ndarray, flow: Stationarity, context: Context, varying: bool
+    s: StageAnalysis, checked: Checked, window: np.ndarray, flow: Stationarity, context: Context, varying: bool,
+    by_events: float | None,
 ) -> None:
     """Reasons that need the whole stage, and the stage's verdict."""
     stage = s.stage
-    s.reasons.extend(_recording_reasons(s, checked, window))
+    s.reasons.extend(_recording_reasons(s, checked, window, by_events, context.slo.attainment_target))
     note = {"note": {"code": s.little.code, "params": s.little.params}}
     if s.little.identity_residual is not None and s.little.ok is False:
         s.reasons.append(reason("INV-LITTLE", "invalid", "next.little", stage=stage, value=s.little.gap_ratio_gauge,
@@ -440,7 +443,9 @@ def _unstable_reason(s: StageAnalysis, flow: Stationarity) -> Reason:
                   params=params)  # fmt: skip
 
 
-def _recording_reasons(s: StageAnalysis, checked: Checked, window: np.ndarray) -> list[Reason]:
+def _recording_reasons(
+    s: StageAnalysis, checked: Checked, window: np.ndarray, by_events: float | None, target: float
+) -> list[Reason]:
     ledger, stage = checked.ledger, s.stage
     out = []
     cap = int(np.count_nonzero((ledger.is_value("code", "CL-CAP") | ledger.is_value("code", "CL-FD"))[window]))
@@ -485,7 +490,7 @@ def _recording_reasons(s: StageAnalysis, checked: Checked, window: np.ndarray) -
                           params={"share": other}))  # fmt: skip
     if gone := _gone(checked, window):
         out.append(reason("WARN-GONE", "warn", "next.gone", stage=stage, value=gone["share"], limit=0.0, params=gone))
-    out += _token_reasons(checked, window, stage)
+    out += _token_reasons(s, checked, window, by_events, target)
     steps = int(np.count_nonzero(checked.impossible[window]))
     if steps:
         out.append(reason("INV-CLOCK", "invalid", "next.clock", stage=stage, value=steps, limit=0,
@@ -536,9 +541,31 @@ def _cached_share(checked: Checked, window: np.ndarray) -> float:
     return float(taken.sum() / prompt.sum()) if prompt.any() else 0.0
 
 
-def _token_reasons(checked: Checked, window: np.ndarray, stage: int) -> list[Reason]:
+def _by_events(
+    ledger: Ledger, window: np.ndarray, found: att.Hits, values: dict[str, np.ndarray], deadline_s: np.ndarray,
+    no_tpot: np.ndarray,
+) -> float | None:  # fmt: skip
+    """Share of all arrivals that would meet the SLO were each event one token; None when no answer has fewer events.
+
+    An event holds a token at least, so the true TPOT of an answer lies between the one over the service's count and
+    this one.
+    """
+    c = ledger.columns
+    chunks = c["chunks"][window].astype(float)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        fewer = (chunks >= 2) & (chunks < streamed_tokens(ledger, window))
+        if not fewer.any():
+            return None
+        slower = (c["last_token_s"][window] - c["first_token_s"][window]) / (chunks - 1)
+    tpot = att.meets_tpot(np.where(fewer, slower, values["tpot_s"]), deadline_s, no_tpot)
+    return float(np.count_nonzero(found.joint & tpot)) / len(window)
+
+
+def _token_reasons(
+    s: StageAnalysis, checked: Checked, window: np.ndarray, by_events: float | None, target: float
+) -> list[Reason]:
     """Whether the answers' tokens and events can carry a TPOT: it is (last - first) / (streamed tokens - 1)."""
-    c = checked.ledger.columns
+    c, stage = checked.ledger.columns, s.stage
     ok = window[checked.status[window] == OK]
     answers = len(ok)
     if not answers:
@@ -550,6 +577,7 @@ def _token_reasons(checked: Checked, window: np.ndarray, stage: int) -> list[Rea
         over = float(np.count_nonzero((allowed > 0) & (tokens > allowed))) / answers
         few = float(np.count_nonzero((streamed >= FEW_TOKENS) & (chunks >= 0) & (chunks <= FEW_EVENTS))) / answers
         each = np.sort((streamed / chunks)[(streamed > 0) & (chunks > 0)])
+        several = float(np.count_nonzero(fewer_events(streamed, chunks))) / answers
     if over > SHORT_LIMIT:
         out.append(reason("INV-TOKENS", "invalid", "next.usage", stage=stage, value=over, limit=SHORT_LIMIT,
                           params={"share": over, "limit": SHORT_LIMIT}))  # fmt: skip
@@ -562,6 +590,12 @@ def _token_reasons(checked: Checked, window: np.ndarray, stage: int) -> list[Rea
     if per_event > TOKENS_PER_EVENT:
         out.append(reason("WARN-EVENTS", "warn", "next.events", stage=stage, value=per_event, limit=TOKENS_PER_EVENT,
                           params={"ratio": per_event}))  # fmt: skip
+    elif several > BURST_LIMIT and by_events is not None and s.attainment_joint.value is not None:
+        joint = s.attainment_joint.value  # `by_events` is never above it
+        low, high = (nearest_rank(each, share) for share in (0.05, 0.95))
+        params = {"share": several, "ratio": per_event, "low": low, "high": high, "by_events": by_events, "joint": joint}
+        out.append(reason("WARN-EVENTS.several", "warn" if by_events < target <= joint else "info", "next.token_count",
+                          stage=stage, value=per_event, limit=1.0, params=params))  # fmt: skip
     return out
 
 

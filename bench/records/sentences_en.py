@@ -84,6 +84,10 @@ ENGLISH: dict[str, str] = {
     "INV-EVENTS.unmeasured": "{share:.1%} of the answers have no TPOT where {tokens} tokens or more were allowed "
     "(limit {limit:.0%}): all came in one event without usage, or the usage names fewer tokens than events came; that "
     "they meet the TPOT clause is not shown",
+    "WARN-EVENTS.several": "{share:.0%} of the answers have more tokens by the service's count than events ({ratio:.3g} "
+    "tokens per event at the median, {low:.3g} to {high:.3g} in nine of ten): TPOT, attainment and goodput rest on that "
+    "count, which the events cannot confirm; were each event one token, {by_events:.2%} of the arrivals would meet the SLO "
+    "and not {joint:.2%}",
     "WARN-EVENTS": "half of the answers carry {ratio:.3g} tokens per event or more: TPOT spreads them evenly; tokens "
     "that are counted and not streamed (hidden reasoning) make it look shorter than what a reader sees",
     "WARN-USAGE": "{share:.1%} of the answers have no usage: their tokens are counted events, so TPOT is the time per "
@@ -399,6 +403,8 @@ ENGLISH: dict[str, str] = {
     "next.same_version": "use the same version and config on every machine",
     "next.buffering": "switch off response buffering in the proxy in front of the service",
     "next.usage": "compare the service's usage with max_tokens of one request (`bench probe`)",
+    "next.token_count": "several tokens per event are legal (speculative decoding, a stream interval above 1): count the "
+    "tokens of some answers with the model's tokenizer and compare them with the usage (`bench probe`)",
     "next.events": "let the service stream one token per event (stream interval 1); see one answer by `bench probe`",
     "next.uncounted": "switch usage on (stream_options.include_usage) at the service or the gateway; when it is on, "
     "the gateway does not stream: switch its buffering off and see one answer by `bench probe`",

@@ -14,12 +14,12 @@ import pytest
 
 from bench.records.analysis import Analysis
 
-from .synthetic import StageSpec, write_run
+from .synthetic import StageSpec, default_config, write_run
 from .test_verdict import QUICK, analyse
 
 
-def changed(tmp_path: Path, change: Callable[[int, dict[str, str]], None]) -> Analysis:
-    run = write_run(tmp_path / "r", [StageSpec(20, 30, 5)], QUICK)
+def changed(tmp_path: Path, change: Callable[[int, dict[str, str]], None], **config: Any) -> Analysis:
+    run = write_run(tmp_path / "r", [StageSpec(20, 30, 5)], QUICK, config={**default_config(), **config})
     path = run / "requests.csv"
     with path.open(encoding="utf-8", newline="") as handle:
         rows = list(csv.DictReader(handle))
@@ -53,7 +53,10 @@ def pinned(row: dict[str, str], tokens: int, chunks: int, allowed: int) -> None:
         (30, 1, 30, "INV-EVENTS", "invalid"),
         (30, 4, 30, "INV-EVENTS", "invalid"),
         (30, 5, 30, "WARN-EVENTS", "warn"),
-        (30, 10, 30, None, None),
+        (30, 10, 30, "WARN-EVENTS", "info"),
+        (30, 26, 30, "WARN-EVENTS", "info"),
+        (30, 27, 30, None, None),  # a tenth fewer: tokens without text, characters of several tokens
+        (9, 8, 30, None, None),
         (30, 30, 30, None, None),
         (7, 1, 30, "WARN-EVENTS", "warn"),
     ],
@@ -68,6 +71,44 @@ def test_counts_that_carry_no_tpot_are_named(
     else:
         assert said[reason] == severity
         assert (found.verdict.status == "INVALID") == (severity == "invalid")
+
+
+def inflated(row: dict[str, str], factor: int) -> None:
+    """As many events as the answer had tokens; the service says that the tokens were `factor` times as many."""
+    events = int(row["output_tokens"])
+    pinned(row, factor * events, events, 10_000)
+
+
+def test_an_inflated_usage_that_turns_misses_into_hits_is_said_with_both_shares(tmp_path: Path) -> None:
+    paces: list[float] = []
+    changed(tmp_path / "a", lambda _, row: paces.append(float(row["tpot_s"] or 0)))
+    deadline_ms = 1e3 * 0.8 * sorted(paces)[len(paces) // 2]
+    slo = default_config()["slo"] | {"tpot_deadline_ms": deadline_ms, "attainment_target": 0.9}
+    honest = changed(tmp_path / "b", lambda _, row: inflated(row, 1), slo=slo)
+    share = honest.stages[0].attainment_joint.value
+    assert share is not None and share < 0.5 and "WARN-EVENTS" not in reasons(honest)
+    found = changed(tmp_path / "c", lambda _, row: inflated(row, 2), slo=slo)
+    said = reasons(found)["WARN-EVENTS"]
+    assert said.severity == "warn" and said.params["ratio"] == 2.0 and said.params["share"] == 1.0
+    # the share by events is that of the service which told the truth; an event alone has no TPOT in either
+    assert said.params["by_events"] == pytest.approx(share) and said.params["joint"] > 0.95
+    assert found.verdict.status == "PASS"
+    assert [r.code for r in found.verdict.reasons if r.reason_id == "WARN-EVENTS"] == ["WARN-EVENTS.several"]
+
+
+def test_what_varies_is_said_with_its_range(tmp_path: Path) -> None:
+    """One to three tokens an event, as under speculative decoding; the TPOT holds either way, so it is information."""
+    found = changed(tmp_path, lambda k, row: inflated(row, 1 + k % 3))
+    said = reasons(found)["WARN-EVENTS"]
+    assert said.severity == "info" and (said.params["low"], said.params["high"]) == (1.0, 3.0)
+    assert said.params["by_events"] == pytest.approx(said.params["joint"])
+    assert said.params["share"] == pytest.approx(2 / 3, abs=0.03) and said.params["ratio"] == 2.0
+    assert "2 tokens per event at the median, 1 to 3 in nine of ten" in said.text
+
+
+def test_a_few_answers_with_fewer_events_are_not_a_finding(tmp_path: Path) -> None:
+    few = changed(tmp_path, lambda k, row: inflated(row, 2 if k % 25 == 0 else 1))
+    assert "WARN-EVENTS" not in reasons(few)
 
 
 def hidden(row: dict[str, str]) -> None:
