@@ -298,7 +298,7 @@ def _public(
         ecdf_ttft=ecdf_points(np.where(ok, values["ttft_s"], np.inf)),
         ecdf_tpot=ecdf_points(np.where(ok, values["tpot_s"], np.inf)),
         drain_s=None if row.drained_s is None else drain_time_s(row.drained_s, row.end_s),
-        start_s=row.start_s, window_start_s=t0, window_end_s=t1,
+        start_s=row.start_s, window_start_s=t0, window_end_s=t1, warmup_applied_s=t0 - row.start_s,
     )  # fmt: skip
     if varying and "ramp" not in public.marks:
         public.marks.append("ramp")

@@ -158,7 +158,8 @@ class StageAnalysis:
     ecdf_ttft: list[list[float]] = field(default_factory=list)  # [value_s, share], at most 100 points
     ecdf_tpot: list[list[float]] = field(default_factory=list)
     drain_s: float | None = None
-    warmup_suggested_s: float | None = None
+    warmup_suggested_s: float | None = None  # what the data ask for, max(MSER-5, 10 median residences); cuts nothing
+    warmup_applied_s: float | None = None  # what was cut: window_start_s - start_s, as configured
     # seconds from the run's start, as in stages.csv
     start_s: float | None = None
     window_start_s: float | None = None

@@ -425,6 +425,16 @@ def test_one_stage_and_one_token_answers(tmp_path: Path) -> None:
     assert found.capacity.knee_kind == "at_least" and found.capacity.watermark_high_qps == pytest.approx(16)
 
 
+def test_the_cut_and_the_suggestion_have_a_name_each(tmp_path: Path) -> None:
+    """The statistics follow the configured cut, whatever the data suggest."""
+    found = analyse(write_run(tmp_path / "r", [StageSpec(20, 60, cut) for cut in (7, 15)], QUICK))
+    assert [s.warmup_applied_s for s in found.stages] == pytest.approx([7, 15])
+    assert [s.window_s for s in found.stages] == pytest.approx([53, 45])
+    for s in found.stages:
+        assert s.warmup_suggested_s is not None and s.warmup_suggested_s != s.warmup_applied_s
+        assert s.warmup_suggested_s >= 10 * (s.latency["residence_s"].p50 or 0)
+
+
 def test_a_stage_without_window_rows_is_empty(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "r", [StageSpec(20, 20, 20)], QUICK)  # all of it warm-up
     found = analyse(folder)
@@ -477,7 +487,7 @@ def test_what_was_planned_after_the_stop_was_never_due(tmp_path: Path) -> None:
     assert never.stimulus.ok is None and never.little.ok is None
     assert (found.verdict.status, found.verdict.exit_code) == ("PASS", 130)
     first = found.verdict.reasons[0]
-    assert first.reason_id == "INTERRUPTED" and "1 of 3 stages have no measurement" in first.text
+    assert first.reason_id == "INTERRUPTED" and "1 of 3 stages has no measurement" in first.text
     said = summary_lines(found, folder)
     assert said[0].startswith("PASS (INTERRUPTED): The SLO holds at 20") and "not measured: 02 chat @25" in said
     assert "interrupted" in meaning(found)
