@@ -253,7 +253,8 @@ class GateWatch:
                 f"{self.gate.metric}: {seen.mean:z.4f} of the arrivals within {self.gate.limit:g} s, interval "
                 f"{seen.low:z.4f}..{seen.high:z.4f}, {'<' if status == 'failed' else 'against'} {bound:g}"
             )
-        return f"{self.gate.metric}: new minus old {span}, accepted {'down' if sign > 0 else 'up'} to {sign * bound:+zg}"
+        way = "down" if sign > 0 else "up"
+        return f"{self.gate.metric}: new minus old {span}, accepted {way} to {sign * bound:+zg}"
 
 
 class StageWatch:

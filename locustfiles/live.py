@@ -570,8 +570,8 @@ class Live:
         if late:
             lag_s, limit_s = late[0].send_lag.percentile(0.99) or 0.0, late[0].lag_limit_s
             return (
-                f"invalid so far: our own sender is late at {where}, send lag p99 {lag_s * 1000:.3g} ms with a limit of "
-                f"{limit_s * 1000:.3g} ms; use more workers or a quieter machine"
+                f"invalid so far: our own sender is late at {where}, send lag p99 {lag_s * 1000:.3g} ms with a limit "
+                f"of {limit_s * 1000:.3g} ms; use more workers or a quieter machine"
             )
         if words & {"missed", "misses"}:
             return f"fails so far: the SLO is missed at {where}"

@@ -90,7 +90,9 @@ def lines(found: Any) -> list[str]:
     steps = {step.high_cap: step for step in found.gains}
     for p in found.points:
         step = steps.get(p.cap)
-        gain = "" if step is None else f"{step.gain_qps:+z.3f} ({step.gain_low_qps:+z.3f} to {step.gain_high_qps:+z.3f})"
+        gain = ""
+        if step is not None:
+            gain = f"{step.gain_qps:+z.3f} ({step.gain_low_qps:+z.3f} to {step.gain_high_qps:+z.3f})"
         span = f"{p.low_qps:.2f} to {p.high_qps:.2f}"
         flying = "-" if p.in_flight_mean is None else f"{p.in_flight_mean:.1f}"
         full = "yes" if p.full else "no"

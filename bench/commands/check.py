@@ -127,6 +127,7 @@ def _lines(report: PreflightReport) -> list[str]:
         if check.link:
             lines.append(f"{'':23}   {check.link}")
     stamps = "kernel receive stamps" if report.kernel_stamps else "no kernel receive stamps: stamped when we read"
-    offset = "" if report.clock_offset_s is None else f", service's wall clock {report.clock_offset_s:+z.1f} s from ours"
+    off_s = report.clock_offset_s
+    offset = "" if off_s is None else f", service's wall clock {off_s:+z.1f} s from ours"
     lines.append(f"{MARKS['ok']}  {'clock':<13} {stamps}{offset}")
     return [*lines, "", report.sentence, f"next: {report.next_step}"]

@@ -63,7 +63,8 @@ def story(run: Path, name: str) -> dict[str, Any]:
     row = _row(run, name)
     lacking = [column for column in ("request_id", "stage", "arrival", "intended_s", "status") if not row.get(column)]
     if lacking:
-        raise ExplainError(f"{run}: the row of {name!r} has no {', '.join(lacking)}; bench analyse {run} says what is wrong")
+        without = ", ".join(lacking)
+        raise ExplainError(f"{run}: the row of {name!r} has no {without}; bench analyse {run} says what is wrong")
     request_id = row["request_id"]
     log = run / DECISIONS
     try:
@@ -101,8 +102,8 @@ def _missing(run: Path, document: dict[str, Any], engine: dict[str, Any] | None)
     if is_ours(document):
         return "no decision was recorded: the engine's records are not in this folder (it ended before they were read)"
     return (
-        "decisions (who waited, was batched, gave way) are the service's own and are known of the embedded engine alone; "
-        "of a service outside, these times are all that is known"
+        "decisions (who waited, was batched, gave way) are the service's own and are known of the embedded engine "
+        "alone; of a service outside, these times are all that is known"
     )
 
 

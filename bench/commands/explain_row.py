@@ -1,4 +1,4 @@
-"""What the run's own files tell of one request when no decision was recorded: its times, its clauses, who else was there.
+"""What a run's own files tell of one request without recorded decisions: its times, its clauses, who else was there.
 
 Input: a run folder, its row of requests.csv as text, the deadlines. Output: plain dicts and lines.
 Does not: guess at what the service did inside; that is known of the embedded engine alone.
@@ -53,7 +53,8 @@ def timeline(row: dict[str, str]) -> list[tuple[float, str, str, str]]:
 
 def _sending(row: dict[str, str], lag_s: float) -> str:
     parts = [f"{lag_s * 1e3:z.1f} ms after it was due: our own lateness"]
-    steps = [(label, number(row, name)) for label, name in (("DNS", "dns_s"), ("connect", "connect_s"), ("TLS", "tls_s"))]
+    names = (("DNS", "dns_s"), ("connect", "connect_s"), ("TLS", "tls_s"))
+    steps = [(label, number(row, name)) for label, name in names]
     known = [f"{label} {value * 1e3:.1f} ms" for label, value in steps if value is not None]
     if row.get("connection"):
         parts.append(f"{row['connection']} connection" + (f" ({', '.join(known)})" if known else ""))
@@ -71,7 +72,8 @@ def clauses(row: dict[str, str], slo: dict[str, float], *, tpot_unmeasured: bool
         limit = f"{limit_s * 1e3:g} ms"
         met = ok and (value_s <= limit_s if value_s is not None else name == "TPOT" and not tpot_unmeasured)
         if not ok:
-            said = f"missed: the arrival ended as {row.get('status') or 'nothing'}, which meets no clause (limit {limit})"
+            ended = row.get("status") or "nothing"
+            said = f"missed: the arrival ended as {ended}, which meets no clause (limit {limit})"
         elif value_s is None and met:
             said = f"met: the answer is too short to have one (limit {limit})"
         elif value_s is None:
@@ -141,7 +143,7 @@ def around_lines(found: dict[str, Any], row: dict[str, str]) -> list[str]:
     service = found.get("service")
     if service:
         when = f"{abs(service['after_s']):.1f} s {'after' if service['after_s'] >= 0 else 'before'}"
-        parts = [f"{service[key]:.0f} {word}" for key, word in (("running", "running"), ("waiting", "waiting")) if key in service]
+        parts = [f"{service[key]:.0f} {key}" for key in ("running", "waiting") if key in service]
         parts += [f"{service['kv_usage']:.0%} of the KV memory in use"] if "kv_usage" in service else []
         if parts:
             lines.append(f"the service's own page {when} it was sent: {', '.join(parts)}")

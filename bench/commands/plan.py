@@ -292,8 +292,9 @@ def _text(document: dict[str, Any], write: Path | None) -> list[str]:
         note = line["note"] or note
     lines += ["", "config diff:"]
     for change in document["diff"]:
+        now = json.dumps(change["now"]) if change["now_known"] else "(not said by the service)"
         lines += [
-            f"- {change['key']}: " + (json.dumps(change["now"]) if change["now_known"] else "(not said by the service)"),
+            f"- {change['key']}: {now}",
             f"+ {change['key']}: {json.dumps(change['planned'])}",
         ]
     if not document["diff"]:

@@ -93,7 +93,7 @@ def plan_of(options: JobOptions, config: Any) -> Any:
 
 
 def note_prompts(plan: Any, say: Console) -> None:
-    """Say before the load which lengths of the user's files are cut, and how many arrivals repeat a prompt of theirs."""
+    """Say before the load which lengths of the user's files are cut, and how many arrivals repeat a prompt of one."""
     for cut in plan.cuts:
         say.note(f"CFG-049 {cut.text()}")
     if plan.lines is None:

@@ -269,9 +269,9 @@ def say_judged(stage: Any, judged: list[Any], say: Callable[[str], None]) -> Non
         say(f"  {stage.name}: {j.text} ({j.status})")
     if pending := [j.metric for j in judged if j.status == "pending"]:
         say(
-            f"  {stage.name}: pending ({', '.join(pending)}): the interval reaches beyond what is accepted, so neither a "
-            f"loss nor its absence is certain. A stage passes when no gate is certain of a loss by its last request; more "
-            f"requests (stages.{stage.name}.requests) narrow the interval"
+            f"  {stage.name}: pending ({', '.join(pending)}): the interval reaches beyond what is accepted, so neither "
+            f"a loss nor its absence is certain. A stage passes when no gate is certain of a loss by its last request; "
+            f"more requests (stages.{stage.name}.requests) narrow the interval"
         )
 
 

@@ -308,7 +308,8 @@ def _leaves(values: dict[str, Any], origin: dict[str, str]) -> list[tuple[str, A
 
 def _refuse(file: Path, problems: list[Problem], as_json: bool) -> None:
     """End where there is no plan to show."""
-    _finish({"ok": False, "file": str(file), "problems": _plain(problems)}, as_json, [*_lines(problems), "", _end(problems)])
+    document = {"ok": False, "file": str(file), "problems": _plain(problems)}
+    _finish(document, as_json, [*_lines(problems), "", _end(problems)])
 
 
 def _finish(document: dict[str, Any], as_json: bool, lines: list[str]) -> None:

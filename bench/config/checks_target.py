@@ -14,7 +14,6 @@ from bench.config.findings import Finding, reads
 from bench.config.json_body import ALLOWED, body_fault
 from bench.config.schema import Config
 
-
 # What example configs and pages write where a real address or name belongs.
 PLACEHOLDER_PARTS = ("your-", "your_", "你的", "<", ">", "${", "{{", "changeme", "change-me", "replace-me")
 # Names that are set aside for examples and hold no service (RFC 2606).
@@ -48,8 +47,8 @@ def _base_url(config: Config) -> Iterator[Finding]:
             ("base_url",),
             f"is {_shown(url)}, an example's placeholder" if url.strip() else "is empty",
             "the address of the service, such as http://localhost:8000/v1",
-            "set BENCH_BASE_URL (or TAOTOKEN_BASE_URL), here or in .env, or base_url in the config, or set engine.embedded "
-            "to true for the engine that comes with the tool",
+            "set BENCH_BASE_URL (or TAOTOKEN_BASE_URL), here or in .env, or base_url in the config, or set "
+            "engine.embedded to true for the engine that comes with the tool",
         )
         if not url.strip():
             return

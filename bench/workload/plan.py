@@ -407,9 +407,7 @@ def _load_trace(config: Config, shape: str) -> tuple[Trace | None, list[Cut]]:
     return replace(found, output_tokens=np.minimum(found.output_tokens, cap)), cuts
 
 
-def _cuts(
-    key: str, file: str, what: str, tokens: np.ndarray, cap: int, *, line: np.ndarray | None = None
-) -> list[Cut]:
+def _cuts(key: str, file: str, what: str, tokens: np.ndarray, cap: int, *, line: np.ndarray | None = None) -> list[Cut]:
     """The lengths above the cap; none, or one entry. `line`: line number of each."""
     over = np.flatnonzero(tokens > cap)
     if not len(over):

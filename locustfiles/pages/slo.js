@@ -161,7 +161,7 @@
       ["TPOT p95", `${seconds(s.tpot_s.p95)} ms`, `limit ${label(data.slo.tpot_s * 1000)}, n ${s.tpot_s.n}${s.tpot_unmeasured ? `; ${s.tpot_unmeasured} long answers without a TPOT miss it` : ""}`],
       ["In flight", String(s.in_flight), failed || "no failures"],
       s.sender_late
-        ? ["Send lag p99", `${seconds(s.send_lag_p99_s)} ms`, `✕ too late: limit ${seconds(s.send_lag_limit_s)} ms, the stage does not count`, "late"]
+        ? ["Send lag p99", `${seconds(s.send_lag_p99_s)} ms`, `✕ too late, limit ${seconds(s.send_lag_limit_s)} ms: INVALID`, "late"]
         : ["Send lag p99", `${seconds(s.send_lag_p99_s)} ms`, `our own lateness, limit ${seconds(s.send_lag_limit_s)} ms`],
     ];
   }

@@ -168,7 +168,7 @@ def test_a_late_sender_and_a_missed_deadline_are_said_in_words(browser: Any, tmp
     text = {name: browser.execute_script(f"return document.getElementById('{name}').innerText")
             for name in ("verdict", "tiles", "charts", "stages")}  # fmt: skip
     assert "INVALID SO FAR" in text["verdict"] and "send lag p99" in text["verdict"] and "limit of 40 ms" in text["verdict"]
-    assert "✕ too late: limit 40 ms, the stage does not count" in text["tiles"]
+    assert "✕ too late, limit 40 ms: INVALID" in text["tiles"]
     assert "The p95 is above the deadline at 10 and 40 requests/s." in text["charts"]
     assert "The p95 is within the deadline at every measured rate so far." in text["charts"]  # TPOT
     rows_text = text["stages"].splitlines()
