@@ -270,7 +270,7 @@ def _parse(place: _Block, path: Path, header: list[str]) -> _Part:
         if beyond.any():
             absurd[column] = (int(beyond.sum()), int(line[np.argmax(beyond)]))
             values[beyond] = np.nan
-        columns[column] = values.astype(np.float32) if column in SMALL_FLOATS else values
+        columns[column] = _kept(column, values)
     codes, names = {}, {}
     for column in text:
         cat = frame[column].cat
@@ -278,6 +278,16 @@ def _parse(place: _Block, path: Path, header: list[str]) -> _Part:
         names[column] = [str(v) for v in cat.categories]
     kept = _Block(place.start, place.end)  # its bytes are not needed any more
     return _Part(len(frame), columns, codes, names, line, ends, kept, malformed, unreadable, absurd)
+
+
+def _kept(column: str, values: np.ndarray) -> np.ndarray:
+    """A column as the ledger keeps it; made per block, while its cells are in the cache. Absent whole numbers are -1."""
+    if column in INT_COLUMNS:
+        absent = np.isnan(values)
+        if absent.any():
+            values = np.where(absent, -1, values)
+        return values.astype(np.int64 if column == "arrival" else np.int32)
+    return values.astype(np.float32) if column in SMALL_FLOATS else values
 
 
 def _parse_slowly(
@@ -327,16 +337,10 @@ def _join(parts: list[_Part], path: Path, problems: list[LedgerProblem]) -> Ledg
     problems.extend(_absurd(parts, first))
     columns: dict[str, np.ndarray] = {}
     for column in (*INT_COLUMNS, *FLOAT_COLUMNS):
-        kind = np.float32 if column in SMALL_FLOATS else np.float64
         if column in parts[0].columns:
             columns[column] = np.concatenate([p.columns.pop(column) for p in parts])
         else:
-            columns[column] = np.full(rows, 0.0 if column in ("worker", "repeat") else np.nan, dtype=kind)
-        values = columns[column]
-        if column in INT_COLUMNS:
-            columns[column] = np.where(np.isnan(values), -1, values).astype(
-                np.int64 if column == "arrival" else np.int32
-            )
+            columns[column] = _kept(column, np.full(rows, 0.0 if column in ("worker", "repeat") else np.nan))
     codes, names = {}, {}
     for column in CATEGORY_COLUMNS:
         codes[column], names[column] = _merge_categories(parts, column, rows)

@@ -18,6 +18,8 @@ from analysis.row_checks import Checked
 def repeated_share(checked: Checked, window: np.ndarray) -> float:
     """Share of the sent arrivals `window` (row numbers) whose line had been sent before; 0 when prompts are made."""
     line = checked.ledger["prompt_line"]
+    if not np.isfinite(line[window]).any():
+        return 0.0
     sent = np.flatnonzero(np.isfinite(line) & (checked.status != UNSENT))
     mine = np.intersect1d(window, sent)
     if not len(mine):

@@ -133,13 +133,17 @@ def _check_latencies(ledger: Ledger, status: np.ndarray, problems: list[LedgerPr
 
 def streamed_tokens(ledger: Ledger, rows: np.ndarray | slice = EVERY) -> np.ndarray:
     """(n,) output tokens without reasoning that was not streamed: the n of TPOT."""
-    tokens, hidden = (ledger[name][rows].astype(float) for name in ("output_tokens", "reasoning_tokens"))
-    return tokens - np.where(_flagged(ledger, "hidden_reasoning", rows), np.nan_to_num(hidden), 0.0)
+    tokens = ledger["output_tokens"][rows].astype(float)
+    hides = _flagged(ledger, "hidden_reasoning", rows)
+    if hides.any():
+        tokens[hides] -= np.nan_to_num(ledger["reasoning_tokens"][rows][hides].astype(float))
+    return tokens
 
 
 def _flagged(ledger: Ledger, flag: str, rows: np.ndarray | slice) -> np.ndarray:
     hits = [i for i, text in enumerate(ledger.names["flags"]) if flag in text.split(";")]
-    return np.isin(ledger.codes["flags"][rows], hits)
+    codes = ledger.codes["flags"][rows]
+    return np.isin(codes, hits) if hits else np.zeros(len(codes), dtype=bool)
 
 
 def fewer_events(tokens: np.ndarray, chunks: np.ndarray) -> np.ndarray:
