@@ -38,6 +38,11 @@ RESIDUAL_BOUND = 1.0
 JUDGED = ("predictive", "not_predictive")
 
 
+def metric_label(ctx: Context, metric: str) -> str:
+    """The printed name of a predicted metric."""
+    return ctx.words("metric_e2e_mean") if metric == "e2e_mean_s" else METRICS[metric]
+
+
 def predictions(ctx: Context, metric: str) -> list[dict[str, Any]]:
     """The model's rows of one metric that have a rate, by rising rate."""
     rows = [
@@ -60,7 +65,7 @@ def _against(ctx: Context, metric: str) -> Chart | None:
     if not used:
         return None
     share = metric == "attainment"
-    name = t("metric_attainment_joint") if share else METRICS[metric]
+    name = t("metric_attainment_joint") if share else metric_label(ctx, metric)
     colour = "joint" if share else metric.partition("_")[0]
     measured = t("model_measured")
     keys = [Key(measured, colour, (), "circle", line=False)] + [Key(t(f"model_{m}"), *SIGNS[m]) for m in used]
@@ -165,12 +170,12 @@ def residuals(ctx: Context) -> Chart | None:
     rows = [p for metric in signs_of for p in predictions(ctx, metric) if finite(p.get("residual_ratio")) is not None]
     if not rows:
         return None
-    keys = [Key(METRICS[m], *signs_of[m]) for m in signs_of if any(p["metric"] == m for p in rows)]
+    keys = [Key(metric_label(ctx, m), *signs_of[m]) for m in signs_of if any(p["metric"] == m for p in rows)]
     points = [
         {
             "x": p["offered_qps"],
             "y": max(-RESIDUAL_BOUND, min(RESIDUAL_BOUND, p["residual_ratio"])),
-            "kind": METRICS[p["metric"]],
+            "kind": metric_label(ctx, p["metric"]),
             "judged": p.get("status") in JUDGED,
             "text": f.signed_share(p["residual_ratio"]),
         }
@@ -222,7 +227,7 @@ def residuals(ctx: Context) -> Chart | None:
     table = [
         [
             f.asked(p["offered_qps"]),
-            METRICS[p["metric"]],
+            metric_label(ctx, p["metric"]),
             f.signed_share(p["residual_ratio"]),
             t.known(f"model_status_{p.get('status')}", str(p.get("status"))),
         ]

@@ -38,7 +38,7 @@ from reports import (
 from reports.charts import WIDTH, Chart, Context, drawn_spec, live_spec, phone_spec, static_spec
 from reports.figures import Figures
 from reports.themes import FONT, chart_config, css_variables, ink
-from reports.words import Words
+from reports.words import Words, coded
 
 TEMPLATES = Path(__file__).parent / "templates"
 FRAME = 395  # px of the plot of a distribution in an opened stage
@@ -134,10 +134,12 @@ def _files(run: dict[str, Any]) -> list[list[Any]]:
 
 def environment() -> Environment:
     """The template environment of all pages."""
-    return Environment(
+    env = Environment(
         loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
     )  # fmt: skip
+    env.filters["coded"] = coded
+    return env
 
 
 # Legend symbols, about 8 px around (17, 7).

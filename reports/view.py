@@ -227,7 +227,8 @@ def _safe(ctx: Context) -> dict[str, Any]:
     if low is None or high is None:
         return _tile(t("tile_safe"), t("not_found"), t("tile_safe_missing"), words=True)
     span = f"{f.capacity(low)} – {f.capacity(high)}"
-    return _tile(t("tile_safe"), span, t("tile_safe_detail"), t("unit_qps"), "lead-tile")
+    bound = finite(c.knee_low_qps) if finite(c.knee_low_qps) is not None else low / 0.7
+    return _tile(t("tile_safe"), span, t("tile_safe_detail", low=f.capacity(bound)), t("unit_qps"), "lead-tile")
 
 
 def _knee(ctx: Context) -> dict[str, Any]:
@@ -245,6 +246,9 @@ def _knee(ctx: Context) -> dict[str, Any]:
     if c.knee_kind == "at_least":
         bound = value if value is not None else finite(c.last_met_qps)
         detail = t(_if_decided(ctx, bound, "tile_knee_at_least", "tile_knee_at_least_undecided"))
+        low = finite(c.knee_low_qps)
+        if low is not None and bound is not None and low < bound * (1 - 1e-9):
+            detail = t("tile_knee_bound", held=detail, low=f.capacity(low))
         return _tile(t("tile_knee"), f"≥ {f.rate(bound)}", detail, t("unit_qps"))
     if c.knee_kind == "below":
         bound = value if value is not None else min((s.offered_qps for s in ctx.stages), default=None)
@@ -423,6 +427,8 @@ def gate_view(ctx: Context, gate: Gate) -> dict[str, Any]:
     at = (
         t("at_target", qps=f.asked(ctx.analysis.target_qps))
         if gate.at == "target"
+        else t("at_rate", qps=f.asked(gate.at))
+        if number(gate.at) is not None
         else t.known(f"at_{gate.at}", f"{gate.at}")
     )
     return {

@@ -17,6 +17,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup, escape
+
 from bench.records.sentences import ENGLISH, render, worded
 
 LOCALES = Path(__file__).parent / "locales"
@@ -55,6 +57,16 @@ def sentences(lang: str) -> Mapping[str, str]:
     if lang == "en":
         return ENGLISH
     return json.loads((LOCALES / f"sentences.{lang}.json").read_text(encoding="utf-8"))
+
+
+def coded(text: str) -> Markup:
+    """The text with what stands between backticks as code; all else is escaped."""
+    parts = text.split("`")
+    if len(parts) % 2 == 0:  # a backtick of its own
+        return escape(text)
+    return Markup("").join(
+        Markup("<code>{}</code>").format(part) if i % 2 else escape(part) for i, part in enumerate(parts)
+    )
 
 
 class Words:
@@ -102,6 +114,8 @@ class Words:
             if self.lang != "en" and "problem_id" in found:
                 found["message"] = self.known(f"problem_{found['problem_id']}", str(found.get("message", "")))
             return found
+        if name == "shape" and self.lang != "en" and isinstance(value, str):
+            return self.known(f"shape_{value}", value)
         if name == "listed" and isinstance(value, str):
             return self.remark(value)
         if self.lang != "en" and name == "metric" and isinstance(value, str):

@@ -248,10 +248,12 @@ ENGLISH: dict[str, str] = {
     "capacity.closed": "Closed loop: the load follows the service and cannot exceed it, so it shows no knee.",
     "capacity.below": "Fewer than {target:.2%} of all arrivals met the SLO at every rate; the knee lies below "
     "{high_qps} requests/s.",
-    "capacity.at_least": "Every measured rate held the SLO; the knee lies above {low_qps} requests/s. Keep "
-    "production at {safe_low_qps} to {safe_high_qps} or measure higher rates.",
-    "capacity.at_least.thin": "Every measured rate held the SLO, the highest too briefly to prove it; the knee lies "
-    "above {low_qps} requests/s. Keep production at {safe_low_qps} to {safe_high_qps} or measure longer and higher.",
+    "capacity.at_least": "Every measured rate held the SLO, up to {low_qps} requests/s; where it breaks was not "
+    "found. Keep production at {safe_low_qps} to {safe_high_qps}, 70-80 % of that, or measure higher rates.",
+    "capacity.at_least.thin": "Every measured rate held the SLO, the highest too briefly to prove it: what these "
+    "arrivals prove is {low_qps} requests/s, the lower bound of the interval (95 %); where the SLO breaks was not "
+    "found. Keep production at {safe_low_qps} to {safe_high_qps}, 70-80 % of the lower bound, or measure longer and "
+    "higher.",
     "capacity.crossing": "The SLO holds up to about {knee_qps} requests/s ({stages}95 % interval {low_qps} to "
     "{high_qps}{beyond}); keep production at {safe_low_qps} to {safe_high_qps}, 70-80 % of the lower bound.",
     "capacity.stages": "crossing between the stages at {below_qps:g} and {above_qps:g}; ",
@@ -371,8 +373,8 @@ ENGLISH: dict[str, str] = {
     "{best_in_flight:.0f} to {in_flight:.0f}: the batch is past its useful size",
     "DIA-PREFILL": "prefill dominates: at {offered_qps:g} requests/s TTFT is {share:.0%} of an answer and follows the "
     "prompt length (correlation {r:.2f}, {us_per_token:.1f} µs per prompt token)",
-    "DIA-CHURN": "{share:.0%} of {total} {total:request|requests} opened a new connection (median {median_ms:.1f} ms each): "
-    "keep-alive does not work",
+    "DIA-CHURN": "{share:.0%} of {total} {total:request|requests} opened a new connection (median {median_ms:.1f} ms "
+    "each): keep-alive does not work",
     "DIA-KV": "KV memory binds at {offered_qps:g} requests/s: above 95 % in {share:.0%} of the samples, "
     "{waiting:.1f} waiting on average, {preemptions:.0f} preemptions",
     "DIA-HYSTERESIS.degraded": "the service had not come back after the overload: {rates}",

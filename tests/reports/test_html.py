@@ -171,6 +171,34 @@ def test_no_axis_prints_an_exponent(pages):
     assert [text for text in letters if re.fullmatch(r"\S*\de[+-]?\d+", text)] == []
 
 
+def test_backticks_are_code_and_not_letters():
+    analysis = examples.sweep()
+    said = "run `bench check` & look at <b>"
+    analysis.warnings = [Reason("WARN-X", "warn", said, next_step=said)]
+    html = render(analysis, live=False)
+    assert html.count("run <code>bench check</code> &amp; look at &lt;b&gt;") == 2 and "`" not in text_of(html)
+
+
+@pytest.mark.parametrize(
+    ("at", "english", "chinese"), [("all", "every stage", "每个阶段"), ("12.5", "12.5 requests/s", "12.5 QPS")]
+)
+def test_where_a_gate_is_judged_is_said_in_both_languages(at, english, chinese):
+    analysis = examples.sweep()
+    analysis.gates[0].at = at
+    for lang, words in (("en", english), ("zh-CN", chinese)):
+        assert f'">{words}</td>' in render(analysis, lang=lang, live=False)
+
+
+def test_the_lower_bound_stands_beside_the_rate_that_held():
+    analysis = examples.one_stage()
+    c = analysis.capacity
+    c.knee_kind, c.knee_qps, c.last_met_qps, c.knee_low_qps = "at_least", 2.0, 2.0, 1.63
+    c.watermark_low_qps, c.watermark_high_qps = 0.7 * 1.63, 0.8 * 1.63
+    text = text_of(render(analysis, live=False))
+    assert "≥ 2.0 requests/s" in text and "these arrivals prove 1.6, the lower bound (95 %)" in text
+    assert "70 to 80 % of 1.6, the lower bound of the rate that holds" in text
+
+
 def test_stage_table_says_what_its_rates_count_and_slow_requests_stand_without_their_id(pages):
     html = pages("sweep")
     stages = text_of(html.partition('<section id="stages"')[2].partition("</section>")[0])
