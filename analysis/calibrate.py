@@ -144,8 +144,8 @@ def _usable(sources: Sequence[StageArrays], notes: list[str]) -> list[Stage]:
             continue
         if stage.hidden_ratio > MAX_HIDDEN_RATIO:
             notes.append(
-                f"stage {source.stage} is left out: {stage.hidden_ratio:.1%} of its output tokens are reasoning that was "
-                "not streamed, so nobody saw how many requests shared a step"
+                f"stage {source.stage} is left out: {stage.hidden_ratio:.1%} of its output tokens are reasoning that "
+                "was not streamed, so nobody saw how many requests shared a step"
             )
             continue
         if not (stage.trace.use & (stage.trace.output_tokens > MIN_STEPS)).any():

@@ -281,7 +281,7 @@ def _parse(place: _Block, path: Path, header: list[str]) -> _Part:
 
 
 def _kept(column: str, values: np.ndarray) -> np.ndarray:
-    """A column as the ledger keeps it; made per block, while its cells are in the cache. Absent whole numbers are -1."""
+    """A column as the ledger keeps it, made per block while its cells are in the cache; absent whole numbers: -1."""
     if column in INT_COLUMNS:
         absent = np.isnan(values)
         if absent.any():

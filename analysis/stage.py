@@ -593,7 +593,8 @@ def _token_reasons(
     elif several > BURST_LIMIT and by_events is not None and s.attainment_joint.value is not None:
         joint = s.attainment_joint.value  # `by_events` is never above it
         low, high = (nearest_rank(each, share) for share in (0.05, 0.95))
-        params = {"share": several, "ratio": per_event, "low": low, "high": high, "by_events": by_events, "joint": joint}
+        params = {"share": several, "ratio": per_event, "low": low, "high": high, "by_events": by_events,
+                  "joint": joint}  # fmt: skip
         out.append(reason("WARN-EVENTS.several", "warn" if by_events < target <= joint else "info", "next.token_count",
                           stage=stage, value=per_event, limit=1.0, params=params))  # fmt: skip
     return out

@@ -112,7 +112,8 @@ class Events:
         self.duration = last - first
         self.prompt = trace.input_tokens.astype(float)  # in memory, cached or not: the context of its decode steps
         work = trace.computed_tokens.astype(float)
-        self.prefill_end = np.where(self.sign > 0, work[self.owner], 0.0)[1:]  # tokens whose prefill ends at a gap's right
+        # tokens whose prefill ends at the right edge of a gap
+        self.prefill_end = np.where(self.sign > 0, work[self.owner], 0.0)[1:]
         self.by_first = np.argsort(first, kind="stable")
         edges = first[self.by_first]
         self.first_gaps = np.diff(edges, prepend=-np.inf)

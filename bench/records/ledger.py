@@ -119,7 +119,7 @@ def write_inflight(path: Path, rows: Iterable[InflightRow]) -> int:
 
 
 def content_digest(data: dict[str, Any]) -> str:
-    """SHA-256, as hex digits, of what a `run.json` says but for `files`: canonical JSON (sorted keys, no spaces, ASCII)."""
+    """SHA-256, as hex digits, of what a `run.json` says but for `files`, as JSON: sorted keys, no spaces, ASCII."""
     said = {name: value for name, value in data.items() if name != "files"}
     text = json.dumps(said, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode("ascii")).hexdigest()

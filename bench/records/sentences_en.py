@@ -62,8 +62,8 @@ ENGLISH: dict[str, str] = {
     "INV-WORKER.worker_lost": "a worker was lost during this stage",
     "INV-WORKER.worker_joined": "a worker joined during this stage",
     "INV-WORKER.master_lost": "the master was lost during this stage",
-    "INV-WORKER.lost_arrivals": "{count} of {planned} arrivals lost on our side (CL-LOST): their worker was away, or cut "
-    "off from its master",
+    "INV-WORKER.lost_arrivals": "{count} of {planned} arrivals lost on our side (CL-LOST): their worker was away, "
+    "or cut off from its master",
     "INV-PLAN.schedule_differs": "workers computed different schedules",
     "INV-PLAN.not_prepared": "not every worker was ready before the stage began",
     "INV-PROMPTS.prompts_changed": "the file of prompts ({file}) was written to while this stage ran: what was sent is "
@@ -84,10 +84,10 @@ ENGLISH: dict[str, str] = {
     "INV-EVENTS.unmeasured": "{share:.1%} of the answers have no TPOT where {tokens} tokens or more were allowed "
     "(limit {limit:.0%}): all came in one event without usage, or the usage names fewer tokens than events came; that "
     "they meet the TPOT clause is not shown",
-    "WARN-EVENTS.several": "{share:.0%} of the answers have more tokens by the service's count than events ({ratio:.3g} "
-    "tokens per event at the median, {low:.3g} to {high:.3g} in nine of ten): TPOT, attainment and goodput rest on that "
-    "count, which the events cannot confirm; were each event one token, {by_events:.2%} of the arrivals would meet the SLO "
-    "and not {joint:.2%}",
+    "WARN-EVENTS.several": "{share:.0%} of the answers have more tokens by the service's count than events "
+    "({ratio:.3g} tokens per event at the median, {low:.3g} to {high:.3g} in nine of ten): TPOT, attainment and "
+    "goodput rest on that count, which the events cannot confirm; were each event one token, {by_events:.2%} of the "
+    "arrivals would meet the SLO and not {joint:.2%}",
     "WARN-EVENTS": "half of the answers carry {ratio:.3g} tokens per event or more: TPOT spreads them evenly; tokens "
     "that are counted and not streamed (hidden reasoning) make it look shorter than what a reader sees",
     "WARN-USAGE": "{share:.1%} of the answers have no usage: their tokens are counted events, so TPOT is the time per "
@@ -330,11 +330,11 @@ ENGLISH: dict[str, str] = {
     "model.peak": "throughput peaks at a batch of {batch_size} ({best_qps:.3g}/s) and falls to {top_qps:.3g}/s at "
     "{max_num_seqs}: a burst can tip the service over; lower max_num_seqs",
     "model.no_arrivals": "stage {stage}: no arrivals in its window",
-    "model.cached": "{share:.1%} of the prompt tokens came from the service's cache: they count as context, not as prefill "
-    "work, in the fit and in every prediction; a colder cache makes the service slower than predicted",
-    "model.hidden": "not predictive here: hidden reasoning. {share:.1%} of the output tokens are reasoning that was not "
-    "streamed (limit {limit:.0%}), so the rows do not show how many requests shared a step, and a first token comes after "
-    "steps that nobody saw",
+    "model.cached": "{share:.1%} of the prompt tokens came from the service's cache: they count as context, not as "
+    "prefill work, in the fit and in every prediction; a colder cache makes the service slower than predicted",
+    "model.hidden": "not predictive here: hidden reasoning. {share:.1%} of the output tokens are reasoning that was "
+    "not streamed (limit {limit:.0%}), so the rows do not show how many requests shared a step, and a first token "
+    "comes after steps that nobody saw",
     "model.failed": "stage {stage}: {failed_ratio:.1%} of the arrivals have no answer; the model knows no rejection "
     "and no timeout, so its latencies are not comparable",
     "model.no_stage": "no valid, stable stage with answers longer than 20 tokens and at most 2 % failures",
@@ -405,8 +405,8 @@ ENGLISH: dict[str, str] = {
     "next.same_version": "use the same version and config on every machine",
     "next.buffering": "switch off response buffering in the proxy in front of the service",
     "next.usage": "compare the service's usage with max_tokens of one request (`bench probe`)",
-    "next.token_count": "several tokens per event are legal (speculative decoding, a stream interval above 1): count the "
-    "tokens of some answers with the model's tokenizer and compare them with the usage (`bench probe`)",
+    "next.token_count": "several tokens per event are legal (speculative decoding, a stream interval above 1): "
+    "count the tokens of some answers with the model's tokenizer and compare them with the usage (`bench probe`)",
     "next.events": "let the service stream one token per event (stream interval 1); see one answer by `bench probe`",
     "next.uncounted": "switch usage on (stream_options.include_usage) at the service or the gateway; when it is on, "
     "the gateway does not stream: switch its buffering off and see one answer by `bench probe`",

@@ -77,7 +77,7 @@ class RunInfo:
     preflight: dict[str, Any] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)  # what went wrong while recording
     stopped_by: str = ""  # the abort gate that ended the run before its last stage
-    # name -> {bytes, sha256} of what was written, once the run has ended (digests.py); run.json: sha256 of the rest of this
+    # name -> {bytes, sha256} of what was written, once the run has ended (digests.py); run.json -> sha256 of the rest
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
     transport: dict[str, int] = field(default_factory=dict)  # batches of rows on their way to the master
     # one of several masters that share a plan: {part, of, load, t0_s, lead_t0_s, stages: {stage: offset_s, bound_s}}
