@@ -13,6 +13,8 @@ import altair as alt
 from bench.records.analysis import StageAnalysis
 from reports.charts import (
     HALF,
+    PHONE,
+    PHONE_HEIGHT,
     Chart,
     Context,
     Key,
@@ -30,6 +32,7 @@ from reports.charts import (
     spread,
 )
 from reports.figures import finite, number
+from reports.labels import point_names
 from reports.themes import PLAIN, ink
 from reports.view import p95_interval
 
@@ -503,8 +506,21 @@ def token_speed(ctx: Context) -> Chart | None:
     if len(points) < 2:
         return None
     base = alt.Chart(data(points))
-    x = alt.X("x:Q", title=t("axis_user_speed"), scale=alt.Scale(zero=False, nice=True), axis=alt.Axis(format=",~f"))
-    y = alt.Y("y:Q", title=t("axis_tps"), scale=alt.Scale(zero=True), axis=alt.Axis(format=",~f", tickCount=5))
+    slow, quick, tall = (pick(p[k] for p in points) for pick, k in ((min, "x"), (max, "x"), (max, "y")))
+    room = 0.08 * (quick - slow) or 0.5 * quick
+    slow, quick, tall = slow - room, quick + room, 1.1 * tall
+    x = alt.X(
+        "x:Q",
+        title=t("axis_user_speed"),
+        scale=alt.Scale(domain=[slow, quick], nice=False),
+        axis=alt.Axis(format=",~f", tickCount=6),
+    )
+    y = alt.Y(
+        "y:Q",
+        title=t("axis_tps"),
+        scale=alt.Scale(domain=[0, tall], nice=False),
+        axis=alt.Axis(format=",~f", tickCount=5),
+    )
     layers = [
         base.mark_line(color=ink("theory"), strokeWidth=1.4, strokeDash=[4, 3]).encode(
             x=x, y=y, order=alt.Order("qps:Q")
@@ -519,16 +535,10 @@ def token_speed(ctx: Context) -> Chart | None:
             ],
         ),
     ]
-    named: list[dict[str, Any]] = []
-    wide, tall = max(p["x"] for p in points) - min(p["x"] for p in points), max(p["y"] for p in points)
-    for p in points:  # a name only where it does not stand on another one
-        if all(abs(p["x"] - q["x"]) > 0.06 * wide or abs(p["y"] - q["y"]) > 0.09 * tall for q in named):
-            named.append(p)
-    layers.append(
-        alt.Chart(data(named))
-        .mark_text(align="left", dx=8, dy=-7, color=ink("muted"), fontSize=11)
-        .encode(x=x, y=y, text=alt.Text("text:N"))
-    )
+    placed = [
+        ((p["x"] - slow) / (quick - slow) * PHONE, (1 - p["y"] / tall) * PHONE_HEIGHT, p["text"]) for p in points
+    ]
+    layers += point_names(points, placed, x, y, "text")
     deadline = finite(ctx.analysis.slo.get("tpot_deadline_s"))
     rows = [[f.asked(p["qps"]), f.plain(p["x"], 1), f.count(p["y"])] for p in points]
     first, last = points[0], points[-1]

@@ -6,13 +6,27 @@ Does not: compute L, lambda or W.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import altair as alt
 
 from bench.records.analysis import Little
-from reports.charts import HALF, Chart, Context, Key, compose, data, encodings, log_scale, rate_list
+from reports.charts import (
+    HALF,
+    PHONE,
+    PHONE_HEIGHT,
+    Chart,
+    Context,
+    Key,
+    compose,
+    data,
+    encodings,
+    log_scale,
+    rate_list,
+)
 from reports.figures import finite
+from reports.labels import point_names
 from reports.themes import ink
 
 WEDGE = 0.20  # the tolerance named in docs/verdicts.md: more than 20 % apart is said aloud
@@ -83,12 +97,12 @@ def law(ctx: Context) -> Chart | None:
         ),
     ]
     labelled = [p for p in points if p["source"] == used[0]]
-    if len(labelled) <= 16:
-        layers.append(
-            alt.Chart(data(labelled))
-            .mark_text(align="right", dx=-9, dy=-6, fontSize=11, color=ink("muted"))
-            .encode(x=x, y=y, text=alt.Text("label:N"))
-        )
+    span = math.log(high / low)
+    placed = [
+        (math.log(p["x"] / low) / span * PHONE, (1 - math.log(p["y"] / low) / span) * PHONE_HEIGHT, p["label"])
+        for p in labelled
+    ]
+    layers += point_names(labelled, placed, x, y, "label")
     rows = [
         [
             f.asked(s.offered_qps),
