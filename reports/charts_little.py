@@ -97,10 +97,12 @@ def law(ctx: Context) -> Chart | None:
         ),
     ]
     labelled = [p for p in points if p["source"] == used[0]]
+    first = {p["label"]: i for i, p in reversed(list(enumerate(labelled)))}  # of repeats one is named
     span = math.log(high / low)
     placed = [
-        (math.log(p["x"] / low) / span * PHONE, (1 - math.log(p["y"] / low) / span) * PHONE_HEIGHT, p["label"])
-        for p in labelled
+        (math.log(p["x"] / low) / span * PHONE, (1 - math.log(p["y"] / low) / span) * PHONE_HEIGHT,
+         p["label"] if first[p["label"]] == i else "")
+        for i, p in enumerate(labelled)
     ]
     layers += point_names(labelled, placed, x, y, "label")
     rows = [

@@ -34,7 +34,7 @@ def sides(points: Sequence[tuple[float, float, str]], width: float) -> list[str]
     out = []
     for i, (x, y, name) in enumerate(points):
         found = ""
-        for side in SIDES:
+        for side in SIDES if name else ():
             box = _box(x, y, name, side)
             others = taken[:i] + taken[i + 1 :]
             if box[0] >= -RADIUS and box[2] <= width + 4 * RADIUS and not any(_meet(box, other) for other in others):

@@ -128,7 +128,13 @@ def verdict(ctx: Context) -> dict[str, Any]:
     v, t = ctx.analysis.verdict, ctx.words
     kind = VERDICT_KINDS.get(v.status, "invalid")
     sentence = verdict_sentence(ctx)
-    notes = [t("verdict_note_channel") if v.exit_code == 3 else t(f"verdict_note_{kind}")]
+    undecided = kind == "pass" and {s.verdict for s in target_stages(ctx)} == {"UNDECIDED"}
+    notes = [t("verdict_note_channel") if v.exit_code == 3 else t(f"verdict_note_{'thin' if undecided else kind}")]
+    if ctx.shows_capacity and v.exit_code != 3:
+        c, f = ctx.analysis.capacity, ctx.figures
+        low, high = finite(c.watermark_low_qps), finite(c.watermark_high_qps)
+        known = low is not None and high is not None
+        notes.append(t("verdict_safe", low=f.capacity(low), high=f.capacity(high)) if known else t("verdict_safe_none"))
     if is_interrupted(ctx.analysis):
         notes.append(t("note_interrupted"))
     if ctx.analysis.run.get("simulated"):

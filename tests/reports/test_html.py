@@ -199,6 +199,19 @@ def test_the_lower_bound_stands_beside_the_rate_that_held():
     assert "70 to 80 % of 1.6, the lower bound of the rate that holds" in text
 
 
+def test_the_bar_at_the_top_says_whether_to_trust_it_and_what_rate_is_safe(pages):
+    def bar(html):
+        return text_of(html.partition('<div class="verdict ')[2].partition('<ul class="tiles">')[0])
+
+    c = examples.sweep().capacity
+    assert "Safe rate in production: " in bar(pages("sweep")) and c.watermark_low_qps
+    assert "May you trust it? Yes" in bar(pages("sweep")) and "May you trust it? Yes" in bar(pages("failed"))
+    assert "May you trust it? No." in bar(pages("invalid")) and "Safe rate" not in bar(pages("invalid"))
+    thin = examples.one_stage()
+    thin.verdict.status, thin.target_qps, thin.stages[0].verdict = "PASS", thin.stages[0].offered_qps, "UNDECIDED"
+    assert "too few to prove the share" in bar(render(thin, live=False))
+
+
 def test_stage_table_says_what_its_rates_count_and_slow_requests_stand_without_their_id(pages):
     html = pages("sweep")
     stages = text_of(html.partition('<section id="stages"')[2].partition("</section>")[0])

@@ -41,6 +41,14 @@ def test_no_name_stands_on_another(rates, spec):
             assert [b for b in boxes[i + 1 :] if a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]] == []
 
 
+def test_of_the_repeats_of_a_rate_one_is_named():
+    words = Words("en")
+    ctx = Context(examples.sweep((5, 10, 15), repeats=3), words, Figures(words))
+    inner = svg.draw(static_spec(charts_little.law(ctx)))[0]
+    names = re.findall(r'<text [^>]*font-size="11px"[^>]*>([\d.]+)</text>', inner)
+    assert sorted(names, key=float) == ["5", "10", "15"]
+
+
 def test_a_name_without_room_is_left_out_and_the_next_side_is_tried():
     assert sides([(50, 50, "5")], 100) == ["right"]
     assert sides([(50, 50, "5"), (58, 42, "6")], 100)[0] == "left"  # the other point stands where the name would
