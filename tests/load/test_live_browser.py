@@ -58,6 +58,20 @@ def shown(browser: Any, script: str, limit_s: float = 25) -> Any:
     raise AssertionError(f"still not so after {limit_s} s: {script[:200]}")
 
 
+def press(browser: Any, script: str, limit_s: float = 25) -> None:
+    """Click what the script finds, as soon as nothing lies over it: panels of the form still move on a busy machine."""
+    from selenium.common.exceptions import ElementClickInterceptedException, StaleElementReferenceException
+
+    limit = time.monotonic() + limit_s
+    while True:
+        try:
+            return shown(browser, script, limit_s).click()
+        except (ElementClickInterceptedException, StaleElementReferenceException):
+            if time.monotonic() > limit:
+                raise
+            time.sleep(0.1)
+
+
 def keep(browser: Any, name: str) -> None:
     """A screenshot for people: CI keeps the folder."""
     folder = PROJECT / "artifacts" / "screenshots"
@@ -73,9 +87,9 @@ def test_a_person_starts_a_sweep_and_follows_it(browser: Any, served: Page) -> N
     wait_until(served, lambda d: d["state"] in ("ready", "finished"))
     browser.get(served.url + "/?tab=slo")
     if browser.execute_script("return !document.querySelector('[name=qpsStages]')"):  # a run was there: ask for the form
-        shown(browser, "return [...document.querySelectorAll('button')].find(b => /^new$/i.test(b.textContent.trim()))").click()
+        press(browser, "return [...document.querySelectorAll('button')].find(b => /^new$/i.test(b.textContent.trim()))")
     shown(browser, "return document.querySelector('[name=qpsStages]')")
-    shown(browser, "return [...document.querySelectorAll('.MuiAccordionSummary-root')].find(b => /Custom/.test(b.textContent))").click()
+    press(browser, "return [...document.querySelectorAll('.MuiAccordionSummary-root')].find(b => /Custom/.test(b.textContent))")
     shown(browser, "const f = document.querySelector('[name=qpsStages]'); return f.offsetParent && f")
     note = shown(browser, "return document.querySelector('[name=userCount]').closest('.MuiFormControl-root').innerText")
     assert "Open loop: users do not set the rate." in note
@@ -86,7 +100,7 @@ def test_a_person_starts_a_sweep_and_follows_it(browser: Any, served: Page) -> N
             field = browser.find_element(By.NAME, name)
             field.send_keys(browser.execute_script("arguments[0].select(); return ''", field) or "", value)
         start = "return [...document.querySelectorAll('button')].find(b => /^start/i.test(b.textContent.trim()))"
-        shown(browser, start).click()
+        press(browser, start)
 
     fill_and_start(qpsStages="15,ten", stageDuration="3")
     shown(browser, "return [...document.querySelectorAll('[role=alert]')].some(a => /--qps-stages is/.test(a.textContent))")
@@ -95,10 +109,10 @@ def test_a_person_starts_a_sweep_and_follows_it(browser: Any, served: Page) -> N
         assert shown(browser, "return document.querySelector('[name=qpsStages]') && (() => {" + typed + "})()") == "15,ten 3"
         browser.refresh()
     shown(browser, "return document.querySelector('[name=qpsStages]')")
-    shown(browser, "return [...document.querySelectorAll('.MuiAccordionSummary-root')].find(b => /Custom/.test(b.textContent))").click()
+    press(browser, "return [...document.querySelectorAll('.MuiAccordionSummary-root')].find(b => /Custom/.test(b.textContent))")
     shown(browser, "const f = document.querySelector('[name=qpsStages]'); return f.offsetParent && f")
     fill_and_start(qpsStages="15,25", stageDuration="3")
-    shown(browser, "return [...document.querySelectorAll('[role=tab]')].find(t => t.textContent.trim() === 'SLO')").click()
+    press(browser, "return [...document.querySelectorAll('[role=tab]')].find(t => t.textContent.trim() === 'SLO')")
     shown(browser, "return /Attainment so far/.test(document.body.innerText) && /chat @15/.test(document.body.innerText)")
     keep(browser, "tab-slo")
 
