@@ -6,6 +6,7 @@ held is the ledger's column `cached_tokens`.
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -139,3 +140,26 @@ def test_computed_by_hand() -> None:
     slope = (moved - lambda_max_qps(law, lengths, 8)) / small
     assert lambda_max_gradient(law, lengths, 8)[2] == pytest.approx(slope, rel=1e-3)
     assert Lengths(75, 15, 250).computed_mean == 75
+
+
+def test_a_load_for_an_engine_without_a_cache_has_the_work_that_was_done(tmp_path: Path) -> None:
+    """`bench calibrate` simulates its run with the profile; the old run's prompts are then as long as what was computed."""
+    from click.testing import CliRunner
+
+    from bench.commands.old_run import read_dicts, read_old_run
+    from bench.commands.simulate import command
+    from bench.config import load_config
+    from bench.workload.plan import build_plan
+
+    config = Path(__file__).resolve().parents[2] / "configs" / "demo.json"
+    folder = tmp_path / "r"
+    asked = ["--config", str(config), "--trace", str(config.parent / "study" / "chat_turns.jsonl"), "--run-dir", str(folder),
+             "--set", "engine.prefix_caching=true", "--no-report"]  # fmt: skip
+    assert CliRunner().invoke(command, asked).exit_code == 0
+    rows = read_dicts(folder / "requests.csv")
+    plan = build_plan(load_config(config, env={}).config, "single")
+    for computed_only in (False, True):
+        (load,) = read_old_run(folder, plan, caching=False, computed_only=computed_only).rerun.loads
+        by_hand = [int(r["prompt_tokens"] or r["input_tokens"]) - computed_only * int(r["cached_tokens"] or 0) for r in rows]
+        assert load.schedule.input_tokens.tolist() == by_hand
+    assert sum(bool(r["cached_tokens"]) for r in rows) > len(rows) / 2
