@@ -158,7 +158,7 @@ def section(rows: list[dict[str, Any]], truths: dict[str, Truth], paths: int, st
         ])  # fmt: skip
     body = [[
         r["target"], f"{r['first']:g}", f"{r['step']:g}", f"{r['truth']:.2f}", share(r["bias"]), f"{r['sd']:.2%}",
-        f"{at_least(r['within_3'], ASKED)} ± {standard_error(r['within_3'], r['sweeps']):.2f}",
+        f"{at_least(r['within_3'], ASKED, '{:.3f}')} ± {standard_error(r['within_3'], r['sweeps']):.2f}",
         at_least(r["coverage"], ASKED), f"{r['width']:.2f}", f"{r['low']:.2f}",
         f"{r['work_sd']:.2%}", f"{r['work_within_3']:.2f}",
     ] for r in rows]  # fmt: skip

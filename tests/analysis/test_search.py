@@ -169,9 +169,12 @@ def test_three_invalid_stages_in_a_row_end_the_search() -> None:
 
 @pytest.mark.evidence
 def test_coverage_of_the_full_study() -> None:
-    """At least 90 % of whole searches cover the knee, for the services of benchmarks/evidence_knee.py."""
+    """At least 90 % of whole searches cover the knee, for every service of benchmarks/evidence_knee.py.
+
+    Measured: .935 to .980 (docs/evidence/knee_search.md). The seeds are fixed: it fails when the code does. On other
+    seeds, at a true coverage of .95 fewer than 144 of 160 have probability .004, fewer than 180 of 200 .001.
+    """
     from benchmarks.evidence_knee import studies
 
     for row in studies(quick=False):
-        # the hard cases, batching services whose misses come in hundreds, were measured at .88 (40 searches)
-        assert row["covered"] >= (0.80 if row["service"] in ("batching", "bursty") else 0.90), row
+        assert row["covered"] >= 0.90 and row["found"] == 1, row
