@@ -172,7 +172,7 @@ def section(rows: list[dict[str, Any]], truths: dict[str, Truth], paths: int, st
         *table(["target", "first rate", "step", "true crossing", "bias", "sd", "within 3 %",
                 "coverage of nominal 95 %", "median width", "median low end", "by delivered work: sd", "within 3 %"],
                body),
-        *_why(rows), "",
+        *_why(rows, truths), "",
         f"What a stage can say. True crossings from {6 * paths} paths of 3,000 s at three rates (seeds 1200000+), ± "
         f"one standard error; {stages} stages spent exactly there (1300000+). *sd*: of the crossing read off the "
         "misses of one such stage, the slope known; *one*, *two*: the share within 3 % that this gives for one stage "
@@ -183,11 +183,17 @@ def section(rows: list[dict[str, Any]], truths: dict[str, Truth], paths: int, st
     ]  # fmt: skip
 
 
-def _why(rows: list[dict[str, Any]]) -> list[str]:
+def _why(rows: list[dict[str, Any]], truths: dict[str, Truth]) -> list[str]:
     """The sentences about what was missed."""
     asked = [r for r in rows if r["kind"] == "e2e"]
     missed = [r for r in asked if r["within_3"] < ASKED]
     text = [f"P95 crossing: {len(asked) - len(missed)} of {len(asked)} grids reach 90 % ({met(not missed)})."]
+    sd = truths["e2e"].stage_sd
+    text.append(
+        f"One stage spent exactly at the crossing would give {attainable(sd):.2f}, two would give "
+        f"{attainable(sd / math.sqrt(2)):.2f} (below): a coarse sweep has one on either side, both some way off, and "
+        "lies where that puts it. Finer steps or longer stages help; so would the delivered work."
+    )
     joint = [r for r in rows if r["kind"] == "joint" and r["within_3"] < ASKED]
     if joint:
         high = max(joint, key=lambda r: abs(r["bias"]))

@@ -24,6 +24,7 @@ from analysis.little import in_flight_at
 from analysis.search import FAR_INSIDE, SEEN_STATES
 from analysis.stationarity import stationarity
 from benchmarks.evidence_knee import SEQS, WARMUP_MAX_S, WARMUP_SHARE, Served, Service, batching, mm1, mm1_knee
+from benchmarks.evidence_page import at_least
 
 SEED = 900_000
 STAGES_S = (300.0, 120.0, 60.0)
@@ -115,6 +116,11 @@ def study(sweeps: int) -> list[dict]:
     return rows
 
 
+def worst(coverage: float, rows: int) -> str:
+    """The sentence that judges the lowest coverage."""
+    return f"Coverage, the lowest of {rows} rows: {at_least(coverage, 0.90, '{:.3f}')}."
+
+
 def page(rows: list[dict], sweeps: int) -> str:
     """The Markdown of docs/evidence/knee_sweeps.md."""
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
@@ -127,6 +133,8 @@ def page(rows: list[dict], sweeps: int) -> str:
         "that is MET by its Wilson interval. The last two columns: what would be covered if the lower end were never "
         "below the highest MET rate, and never below the highest rate that the adaptive search calls held (no miss, "
         f"every part below {FAR_INSIDE:g} of the deadline, {SEEN_STATES:g}/(1 - target) independent states).",
+        "",
+        worst(min(r["coverage"] for r in rows), len(rows)),
         "",
         "| service | target | true knee, 1/s | step | stage, s | covered | median low end | below MET | MET as a "
         "floor | held as a floor |",

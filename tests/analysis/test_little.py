@@ -187,12 +187,17 @@ def test_a_start_is_not_growth_and_a_short_window_says_what_it_needs() -> None:
 
 @pytest.mark.evidence
 def test_stationarity_rates() -> None:
-    """40 stages of 240 s each: UNSTABLE in at most 2 % at load .95 and less, in 98 % at 1.10 and more."""
-    for load, low, high in ((0.5, 0, 0.02), (0.75, 0, 0.02), (0.95, 0, 0.05), (1.10, 0.975, 1), (1.3, 0.98, 1)):
+    """UNSTABLE in at most 2 % at load .95 and less, in 98 % at 1.10 and more; 200 stages of 240 s each.
+
+    The seeds are fixed: it fails when the code does. On other seeds, at a true rate of .005 more than 4 of 200 have
+    probability .004, and at .995 fewer than 196 the same.
+    """
+    stages = 200
+    for load, low, high in ((0.5, 0, 0.02), (0.75, 0, 0.02), (0.95, 0, 0.02), (1.10, 0.98, 1), (1.3, 0.98, 1)):
         bad = 0
-        for seed in range(40):
+        for seed in range(stages):
             s = run(load, 300, 500 + seed)
             law = identity(s.arrival, s.last, 60, 300)
             residual = law.integral / law.residence_sum - 1
             bad += stationarity(s.arrival, s.last, 60, 300, batch=32, little_residual=residual).verdict == "UNSTABLE"
-        assert low <= bad / 40 <= high, (load, bad)
+        assert low <= bad / stages <= high, (load, bad)

@@ -203,6 +203,28 @@ def test_recovery_over_twenty_seeds():
         law = fit(traces(truth, (5.0, 10.0), seed)).law
         errors.append([law.alpha_s / truth.alpha - 1, law.beta_s / truth.beta - 1, law.gamma_s / truth.gamma - 1,
                        capacity_error(law, truth)])  # fmt: skip
-    errors = np.array(errors)
-    assert (np.abs(errors.mean(axis=0)) < 0.01).all()
-    assert (np.abs(errors[:, 3]) < 0.005).all()
+    size = np.abs(np.array(errors))
+    # Every seed by itself. Alpha and beta within 1 %, lambda_max within 0.5 %. Gamma: 1 % is about twice its standard
+    # error at 10 ms of jitter, so one or two seeds in twenty lie outside (docs/evidence/queueing.md section 2 says so).
+    assert (size[:, :2] < 0.01).all() and (size[:, 3] < 0.005).all()
+    assert (size[:, 2] < 0.01).sum() >= 18 and size[:, 2].max() < 0.015
+
+
+@pytest.mark.evidence
+def test_other_truths_after_a_third_stage():
+    """lambda_max within 3 % and the right order in every seed; of the coefficients, those that the page calls met."""
+    from benchmarks.evidence_step_clock import cases, recovered
+
+    tried = 0
+    for name, truth, rates, jitter_s in cases():
+        if len(rates) < 3:
+            continue
+        found = recovered(truth, rates, jitter_s, 5)
+        size = np.abs(found["errors"])
+        assert (size[:, [0, 3]] < 0.03).all(), name
+        assert (size[:, 2] < (0.04 if name == "kink" else 0.03)).all(), name  # kink: biased, missed by the page
+        if name not in ("context", "kink"):  # their batch term is a small part of the step
+            assert (size[:, 1] < 0.03).all(), name
+        assert all(("quadratic" in order) == (name == "quadratic") for order in found["orders"]), name
+        tried += 1
+    assert tried == 5
