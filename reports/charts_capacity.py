@@ -11,6 +11,7 @@ from typing import Any
 import altair as alt
 
 from bench.records.analysis import StageAnalysis
+from reports import capacity
 from reports.charts import (
     HALF,
     PHONE,
@@ -419,10 +420,11 @@ def rates(ctx: Context) -> Chart:
             area.append({"x": qps, "low": min(good, done), "high": done})
     top = ctx.top_qps
     x = rate_axis(ctx)
+    highest = max([top] + [p["y"] for p in points])
     y = alt.Y(
         "y:Q",
         title=t("axis_rate"),
-        scale=alt.Scale(domain=[0, max([top] + [p["y"] for p in points])], nice=False, clamp=True),
+        scale=alt.Scale(domain=[0, highest], nice=False, clamp=True),
         axis=alt.Axis(tickCount=6, format=",~f"),
     )
     keys = [
@@ -447,6 +449,7 @@ def rates(ctx: Context) -> Chart:
         .encode(x=x, y=alt.Y("low:Q"), y2=alt.Y2("high:Q")),
         diagonal.mark_line(strokeWidth=1.6).encode(x=x, y=y, color=signs["color"], strokeDash=signs["strokeDash"]),
         *front,
+        *_throughput_limits(ctx, highest),
         *marked_line(base, x, y, signs, tips),
     ]
     rows = [
@@ -473,6 +476,18 @@ def rates(ctx: Context) -> Chart:
     )
 
 
+def _throughput_limits(ctx: Context, highest: float) -> list[alt.Chart]:
+    """Level lines at the flattening point and at lambda_max, where they lie on the axis: both limit what finishes."""
+    t, f = ctx.words, ctx.figures
+    flat, top = capacity.flattening_qps(ctx), capacity.lambda_max(ctx)[0]
+    layers: list[alt.Chart] = []
+    if flat is not None and 0 < flat <= highest:
+        layers += rule_y(flat, t("label_flattening", value=f.capacity(flat)), "e2e", [2, 3], "left", below=True)
+    if top is not None and 0 < top <= highest:
+        layers += rule_y(top, t("label_lambda_max", value=f.capacity(top)), "theory", [1, 3], "left")
+    return layers
+
+
 def _rates_caption(ctx: Context) -> str:
     t, f = ctx.words, ctx.figures
     if not any(s.completed_qps for s in ctx.trusted()):
@@ -491,6 +506,8 @@ def _rates_caption(ctx: Context) -> str:
         )
     if any(s.goodput_qps > s.completed_qps for s in ctx.trusted()):
         parts.append(t("cap_rates_sets"))
+    if flat := capacity.flattening_qps(ctx):
+        parts.append(t("cap_rates_flat", value=f.capacity(flat)))
     return " ".join(parts)
 
 

@@ -25,6 +25,7 @@ from markupsafe import Markup
 from bench.records.analysis import Analysis
 from reports import (
     baseline,
+    capacity,
     charts_capacity,
     charts_detail,
     charts_little,
@@ -93,6 +94,7 @@ def render(
         gates=[view.gate_view(ctx, g) for g in analysis.gates],
         warnings=view.reasons_view(ctx, analysis.warnings),
         capacity_sentence=_capacity(ctx),
+        limits=capacity.limits(ctx),
         figs=figures,
         repeats=tables.repeats(ctx),
         model=_model(ctx),

@@ -14,6 +14,7 @@ import re
 from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 
 from bench.records.analysis import Analysis, Gate
+from reports import capacity
 from reports.charts import Context
 from reports.figures import Figures
 from reports.view import gate_view
@@ -36,6 +37,9 @@ def junit(analysis: Analysis) -> str:
             suite.add_property(key, _clean(str(analysis.run[key])))
     suite.add_property("verdict", analysis.verdict.status)
     suite.add_property("exit_code", str(analysis.verdict.exit_code))
+    for key, text in (("knee_qps", capacity.knee(ctx).text), ("safe_rate_qps", capacity.safe_rate(ctx))):
+        if text:
+            suite.add_property(key, text)
     for gate in analysis.gates:
         suite.add_testcase(_case(ctx, gate))
     if not analysis.gates:

@@ -16,6 +16,7 @@ import math
 from typing import Any
 
 from bench.records.analysis import TRUST, Analysis, Gate, Percentiles, StageAnalysis
+from reports import capacity
 from reports.charts import NOT_RUN, Context
 from reports.charts_little import gap
 from reports.figures import Figures, number
@@ -87,6 +88,12 @@ def _gate(g: Gate) -> dict[str, Any]:
     }
 
 
+def _knee_qps(analysis: Analysis) -> float | None:
+    """The knee; where every rate held, the bound that was shown, never the highest rate that happened to hold."""
+    c = analysis.capacity
+    return c.knee_low_qps if c.knee_kind == "at_least" and number(c.knee_low_qps) is not None else c.knee_qps
+
+
 def summary(analysis: Analysis) -> dict[str, Any]:
     """The content of `summary.json`."""
     run, c = analysis.run, analysis.capacity
@@ -121,7 +128,7 @@ def summary(analysis: Analysis) -> dict[str, Any]:
         },
         "gates": [_gate(g) for g in analysis.gates],
         "capacity": {
-            "knee_qps": _plain(c.knee_qps) if given else None,
+            "knee_qps": _plain(_knee_qps(analysis)) if given else None,
             "knee_low_qps": _plain(c.knee_low_qps) if given else None,
             "knee_high_qps": _plain(c.knee_high_qps) if given else None,
             "knee_kind": c.knee_kind if given else "none",
@@ -153,22 +160,27 @@ def _stage_line(ctx: Context, s: StageAnalysis) -> str:
     )
 
 
+def _capacity_line(ctx: Context) -> str:
+    """Safe rate and knee in the wording of the tiles; empty where neither was found."""
+    t = ctx.words
+    parts = []
+    if safe := capacity.safe_rate(ctx):
+        parts.append(f"{t('tile_safe')}: **{safe} {t('unit_qps')}**")
+    if knee := capacity.knee(ctx).text:
+        parts.append(f"{t('tile_knee')}: {knee} {t('unit_qps')}")
+    return " · ".join(parts)
+
+
 def markdown(analysis: Analysis, *, lang: str = "en") -> str:
     """The content of `summary.md`: verdict, at most 12 rows, the rest folded."""
     words = Words(lang)
     ctx = Context(analysis, words, Figures(words))
-    f, c = ctx.figures, analysis.capacity
     kind = VERDICT_KINDS.get(analysis.verdict.status, "invalid")
     lines = [f"### {SYMBOLS[kind]} {headline(ctx)}: {_escape(verdict_sentence(ctx))}", ""]
     if not ctx.shows_capacity:
         lines += [words("no_figure_why") + ".", ""]
-    elif number(c.watermark_low_qps) is not None and number(c.watermark_high_qps) is not None:
-        lines += [
-            f"{words('tile_safe')}: **{f.rate(c.watermark_low_qps)} – {f.rate(c.watermark_high_qps)} "
-            f"{words('unit_qps')}** · "
-            f"{words('tile_knee')}: {f.rate(c.knee_qps)} {f.interval(c.knee_low_qps, c.knee_high_qps, f.rate)}",
-            "",
-        ]
+    elif figures := _capacity_line(ctx):
+        lines += [figures, ""]
     for r in [r for i, r in enumerate(analysis.verdict.reasons) if i < REASONS or r.reason_id in TRUST]:
         lines.append(
             f"- {_escape(r.text)}" + (f" ({words('next_step')}: {_escape(r.next_step)})" if r.next_step else "")

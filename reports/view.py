@@ -14,9 +14,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from bench.records.analysis import Analysis, Gate, Percentiles, Reason, StageAnalysis
+from reports import capacity
 from reports.charts import Context, middle, spread
 from reports.charts_little import WEDGE, gap
-from reports.figures import finite, number
+from reports.figures import THIN, finite, number
 
 SYMBOLS = {"pass": "✓", "fail": "✕", "invalid": "!", "warn": "!", "none": "–"}
 VERDICT_KINDS = {"PASS": "pass", "FAIL": "fail", "INVALID": "invalid"}
@@ -232,34 +233,31 @@ def _safe(ctx: Context) -> dict[str, Any]:
     low, high = finite(c.watermark_low_qps), finite(c.watermark_high_qps)
     if low is None or high is None:
         return _tile(t("tile_safe"), t("not_found"), t("tile_safe_missing"), words=True)
-    span = f"{f.capacity(low)} – {f.capacity(high)}"
     bound = finite(c.knee_low_qps) if finite(c.knee_low_qps) is not None else low / 0.7
-    return _tile(t("tile_safe"), span, t("tile_safe_detail", low=f.capacity(bound)), t("unit_qps"), "lead-tile")
+    return _tile(t("tile_safe"), capacity.safe_rate(ctx), t("tile_safe_detail", low=f.capacity(bound)), t("unit_qps"), "lead-tile")
 
 
 def _knee(ctx: Context) -> dict[str, Any]:
     t, f, c = ctx.words, ctx.figures, ctx.analysis.capacity
     if not ctx.shows_capacity:
         return _no_figure(ctx, t("tile_knee"))
-    value = finite(c.knee_qps)
-    if c.knee_kind == "crossing" and value is not None:
-        span = f.capacity_span(finite(c.knee_low_qps), finite(c.knee_high_qps))
+    figure = capacity.knee(ctx)
+    if not figure.value:
+        return _tile(t("tile_knee"), t("not_found"), t("tile_knee_none"), words=True)
+    if c.knee_kind == "crossing":
         why = t("tile_knee_alone", target=f.share(c.attainment_target, 1))
         if c.grows_qps is not None:
             why = t("tile_knee_grows", rate=f.rate(c.grows_qps))
-        detail = t("tile_knee_detail", interval=span, why=why) if span else why
-        return _tile(t("tile_knee"), f.capacity(value), detail, t("unit_qps"))
-    if c.knee_kind == "at_least":
-        bound = value if value is not None else finite(c.last_met_qps)
-        detail = t(_if_decided(ctx, bound, "tile_knee_at_least", "tile_knee_at_least_undecided"))
+        detail = t("tile_knee_detail", interval=figure.interval, why=why) if figure.interval else why
+    elif c.knee_kind == "at_least":
+        top = finite(c.knee_qps) if finite(c.knee_qps) is not None else finite(c.last_met_qps)
+        detail = t(_if_decided(ctx, top, "tile_knee_at_least", "tile_knee_at_least_undecided"))
         low = finite(c.knee_low_qps)
-        if low is not None and bound is not None and low < bound * (1 - 1e-9):
-            detail = t("tile_knee_bound", held=detail, low=f.capacity(low))
-        return _tile(t("tile_knee"), f"≥ {f.rate(bound)}", detail, t("unit_qps"))
-    if c.knee_kind == "below":
-        bound = value if value is not None else min((s.offered_qps for s in ctx.stages), default=None)
-        return _tile(t("tile_knee"), f"< {f.rate(bound)}", t("tile_knee_below"), t("unit_qps"))
-    return _tile(t("tile_knee"), t("not_found"), t("tile_knee_none"), words=True)
+        if low is not None and top is not None and low < top * (1 - 1e-9):
+            detail = t("tile_knee_bound", held=detail, top=f.asked(top), low=f.capacity(low))
+    else:
+        detail = t("tile_knee_below")
+    return _tile(t("tile_knee"), figure.value, detail, t("unit_qps"))
 
 
 def _if_decided(ctx: Context, qps: float | None, met: str, undecided: str) -> str:
@@ -418,6 +416,10 @@ def p95_interval(ctx: Context, p: Percentiles | None) -> str:
     return t("interval_unreliable", n=f.count(p.n), worth=f.count(min(p.n, p.effective_n)))
 
 
+def _gate_unit(gate: Gate) -> str:
+    return "share" if gate.metric.startswith("attainment") or gate.metric.endswith("ratio") else gate.unit
+
+
 def gate_view(ctx: Context, gate: Gate) -> dict[str, Any]:
     """One row of the gates table."""
     t, f = ctx.words, ctx.figures
@@ -428,7 +430,10 @@ def gate_view(ctx: Context, gate: Gate) -> dict[str, Any]:
         margin = f.signed_share(
             (limit - measured) / limit if gate.operator.startswith("<") else (measured - limit) / limit
         )
-    unit = "share" if gate.metric.startswith("attainment") or gate.metric.endswith("ratio") else gate.unit
+    found = f.measure(measured, unit := _gate_unit(gate))
+    if gate.metric == "knee_qps" and measured is not None:  # as tile and sentence round it
+        least = "≥ " if ctx.analysis.capacity.knee_kind == "at_least" else ""
+        found = f"{least}{f.capacity(measured)}{THIN}{t('unit_qps')}"
     statistic = "" if gate.statistic in ("", "value") else f" {gate.statistic}"
     at = (
         t("at_target", qps=f.asked(ctx.analysis.target_qps))
@@ -445,7 +450,7 @@ def gate_view(ctx: Context, gate: Gate) -> dict[str, Any]:
         # judged without its number: there is one, but too few samples to print it (the text says so)
         "measured": t("withheld")
         if measured is None and gate.status in ("pass", "fail")
-        else f.measure(measured, unit) + (f" @{f.asked(gate.measured_qps)}" if elsewhere else ""),
+        else found + (f" @{f.asked(gate.measured_qps)}" if elsewhere else ""),
         "margin": margin,
         "kind": GATE_KINDS.get(gate.status, "none"),
         "word": t.known(f"gate_{gate.status}", gate.status)
