@@ -348,7 +348,7 @@ def words(c: Change) -> str:
         return f"{label}{at} went from {c.base:.4f} to {c.new:.4f}"
     if c.unit == "1/s":
         return f"{label} went from {_number(c.base)} to {_number(c.new)} requests/s"
-    change = f" ({c.effect:+.0%})" if c.effect is not None and math.isfinite(c.effect) else ""
+    change = f" ({c.effect:+z.0%})" if c.effect is not None and math.isfinite(c.effect) else ""
     return f"{label}{at} went from {_ms(c.base)} to {_ms(c.new)} ms{change}"
 
 

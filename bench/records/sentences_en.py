@@ -12,7 +12,7 @@ ENGLISH: dict[str, str] = {
     "text": "{text}",
     # ------------------------------------------------------------ the stimulus
     "INV-RATE": "{delivered_qps:.3f} requests/s were sent where {planned_qps:.3f} were planned "
-    "({error_ratio:+.1%}, limit {limit:.0%})",
+    "({error_ratio:+z.1%}, limit {limit:.0%})",
     "INV-GAPS.constant": "gaps between sends vary by {gap_cv:.0%} (sd {sd_ms:.1f} ms); constant spacing was asked for",
     "INV-GAPS": "the gaps between sends do not follow the asked {process} process: Kolmogorov-Smirnov distance "
     "{distance:.3f}, p = {p:.1e} (limits {allowed:.3f} and {p_limit:g})",
@@ -29,7 +29,7 @@ ENGLISH: dict[str, str] = {
     "cause.other": "; its workers used at most {cpu_ratio:.0%} of a core, so something else used the machine, "
     "or it was paused",
     "WARN-PLAN": "the plan itself has {planned} {planned:arrival|arrivals} where {expected:.0f} were asked for "
-    "({off_ratio:+.1%})",
+    "({off_ratio:+z.1%})",
     "WARN-DRIFT": "the arrival rate drifts within the window: its halves differ by {z:.1f} standard deviations",
     "INV-CEILING": "{offered_qps:g} requests/s are above the client's own ceiling of {ceiling_qps:g}, "
     "measured against the null server",
@@ -107,9 +107,9 @@ ENGLISH: dict[str, str] = {
     "little.none": "no request was sent in this window",
     "little.identity": "the identity is broken by {residual:.2e}: rows or times are wrong",
     "little.no_gauge": "L from the rows is {in_flight:.3g}, an identity and no evidence: there is no independent "
-    "gauge. The window's edges explain {edges_ratio:+.1%}",
+    "gauge. The window's edges explain {edges_ratio:+z.1%}",
     "little.gauge": "the gauge counted {gauge:.3g} in flight, lambda*W gives {lambda_w:.3g}; the window's edges "
-    "explain {edges_ratio:+.1%}; gauge minus rows at the same instants is {bias:+.3g} (limit {limit:.3g})",
+    "explain {edges_ratio:+z.1%}; gauge minus rows at the same instants is {bias:+z.3g} (limit {limit:.3g})",
     "little.stopped": "the gauge stood still for more than {gap_s:g} s in this window; {rest}",
     # ------------------------------------------------------------ stationarity and the sample
     "UNSTABLE": "UNSTABLE: {left}, {completed_qps:.2f} of {arrival_qps:.2f} requests/s were finished{growth}",
@@ -285,11 +285,11 @@ ENGLISH: dict[str, str] = {
     "batch.peak": "At {offered_qps:g} requests/s the gain of one more seat turns negative at a cap of about {peak:.3g} "
     "(95 % interval {low:.3g} to {high}); the best measured cap is {best_cap} with {best_qps:.2f} requests/s, the "
     "best attainment has {attainment_cap} ({attainment:.2%}).",
-    "batch.rising": "At {offered_qps:g} requests/s throughput still rises at the highest cap: {gain:+.3g} requests/s "
-    "per seat from {low_cap} to {high_cap} (95 % interval {gain_low:+.3g} to {gain_high:+.3g}); the best attainment "
+    "batch.rising": "At {offered_qps:g} requests/s throughput still rises at the highest cap: {gain:+z.3g} requests/s "
+    "per seat from {low_cap} to {high_cap} (95 % interval {gain_low:+z.3g} to {gain_high:+z.3g}); the best attainment "
     "has {attainment_cap} ({attainment:.2%}).",
-    "batch.falling": "At {offered_qps:g} requests/s throughput falls with the cap: {gain:+.3g} requests/s per seat "
-    "from {low_cap} to {high_cap} (95 % interval {gain_low:+.3g} to {gain_high:+.3g}); try lower caps than {low_cap}.",
+    "batch.falling": "At {offered_qps:g} requests/s throughput falls with the cap: {gain:+z.3g} requests/s per seat "
+    "from {low_cap} to {high_cap} (95 % interval {gain_low:+z.3g} to {gain_high:+z.3g}); try lower caps than {low_cap}.",
     "batch.flat": "At {offered_qps:g} requests/s the gain of one more seat cannot be told from nought at the highest "
     "cap; the best measured cap is {best_cap} with {best_qps:.2f} requests/s. Longer stages narrow it.",
     "batch.not_full": "At {offered_qps:g} requests/s every cap served all that came: throughput follows the load, not "
@@ -311,8 +311,8 @@ ENGLISH: dict[str, str] = {
     "model.predictive": "Fitted on {rates:g} requests/s alone: {claim}; mean response of the higher stages predicted "
     "within {worst:.1%}{naive}.",
     "model.naive": " (M/G/K: {ratio:.0%})",
-    "model.points": "{points:+.1f} points",
-    "model.ratio": "{ratio:+.0%}",
+    "model.points": "{points:+z.1f} points",
+    "model.ratio": "{ratio:+z.0%}",
     "model.hard_limit": "hard limit {limit_qps:.3g} requests/s",
     "model.unlimited": "no hard limit (max_num_seqs unknown)",
     "model.knee": "knee {knee_qps:.3g} requests/s, {limit}",
@@ -380,7 +380,7 @@ ENGLISH: dict[str, str] = {
     "DIA-HYSTERESIS.degraded": "the service had not come back after the overload: {rates}",
     "DIA-HYSTERESIS.recovers": "the service comes back after the overload: {rates}",
     "hysteresis.rate": "at {offered_qps:.3g} requests/s attainment was {before:.2%} before and {after:.2%} after it "
-    "(95 % interval of the difference {low_points:+.1f} to {high_points:+.1f} points){recovery}",
+    "(95 % interval of the difference {low_points:+z.1f} to {high_points:+z.1f} points){recovery}",
     "hysteresis.recovery": ", the last miss {seconds:.0f} s after the peak",
     "DIA-OUTSIDE": "{outside_ms:.0f} ms of each request at {offered_qps:g} requests/s pass outside the engine "
     "({ratio:.0%} of its residence): HTTP queue, tokenizer, proxy or network",

@@ -9,7 +9,7 @@ import pytest
 
 PROJECT = Path(__file__).resolve().parents[2]
 SIGNED = re.compile(r":[ <>^=]?\+(?!z)[\d.,]*[efgEFG%]?\}")
-PLACES = ("bench/commands", "bench/client", "control", "engine", "locustfiles", "shapes")
+PLACES = ("analysis", "bench/commands", "bench/client", "bench/records", "control", "engine", "locustfiles", "shapes")
 
 
 @pytest.mark.parametrize("place", PLACES)
