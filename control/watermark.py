@@ -12,7 +12,7 @@ Does not: read files, fit, or change anything.
 
 Symbols: K lower bound of the knee, lambda rate, W residence, L = lambda W (Little), X departures at full batch,
 T(n) = alpha + (beta + kv c) n seconds of a decode step with n sequences of mean context c, gamma seconds per prompt
-token, B tokens of a step, P and O mean prompt and output tokens.
+token, B tokens of a step, P and O mean prompt and output tokens, C those of P that came from the service's cache.
 Source: reference method section 6; docs/production.md; vLLM's rule queued tokens = target TTFT x prefill rate.
 """
 from __future__ import annotations
@@ -57,6 +57,7 @@ class Facts:
     output_mean: float
     input_p95: float
     context_mean: float
+    cached_mean: float = 0.0  # prompt tokens that the service took from its cache: context, no prefill work
     replicas: int = 1
     replicas_known: bool = True
     lambda_max_qps: float | None = None
@@ -237,12 +238,13 @@ def _smallest(key: str, unit: str, candidates: list[tuple[str, float, str]], not
 def _max_num_seqs(f: Facts, safe: float) -> Line:
     found: list[tuple[str, float, str]] = [("measured", f.max_num_seqs, "the knee was measured with it")]
     if f.law is not None:
-        busy = safe / f.replicas * f.law.gamma_s * f.input_mean
+        busy = safe / f.replicas * f.law.gamma_s * max(0.0, f.input_mean - f.cached_mean)
         room = f.tpot_deadline_s * max(0.0, 1.0 - busy) - f.law.alpha_s
         cost = f.law.beta_s + f.law.kv_s * f.context_mean
         if cost > 0:
             found.append((
-                "TPOT: (D (1 - lambda gamma P) - alpha) / (beta + kv c)", room / cost,
+                f"TPOT: (D (1 - lambda gamma {'(P - C)' if f.cached_mean else 'P'}) - alpha) / (beta + kv c)",
+                room / cost,
                 f"({f.tpot_deadline_s:.3g} x (1 - {busy:.3g}) - {f.law.alpha_s:.3g}) / {cost:.3g}",
             ))
     if f.kv_tokens is not None:

@@ -78,6 +78,7 @@ def facts_of(analysis: Analysis, folder: Path, runs_with: dict[str, int] | None 
         output_mean=lengths.get("output_mean_tokens") or mean_out,
         input_p95=p95_in,
         context_mean=lengths.get("context_mean_tokens") or mean_in + mean_out,
+        cached_mean=lengths.get("cached_mean_tokens") or 0.0,
         replicas=int(engine.get("replicas") or 1),
         replicas_known=not untold(analysis.run, "engine.replicas"),
         lambda_max_qps=analysis.capacity.lambda_max_qps,

@@ -65,6 +65,25 @@ def test_batch_limits_are_the_smallest_candidate():
     assert "= 52 " in wide.line("max_num_seqs").numbers
 
 
+def test_cached_prompt_tokens_are_no_prefill_work_but_take_memory():
+    # 900 of 1000 prompt tokens from the cache: lambda gamma (P - C) = 16 x 20e-6 x 100 = 0.032;
+    # (0.1 x 0.968 - 0.01) / 0.0011 = 78.9 where the whole prompt gave 52.7
+    warm = make_plan(replace(FACTS, cached_mean=900.0, kv_tokens=None)).line("max_num_seqs")
+    assert "(P - C)" in warm.numbers and "= 78 " in warm.numbers
+    # memory holds the cached tokens too: 0.5 x 44000 / 1100 = 20, as without a cache
+    assert value(make_plan(replace(FACTS, cached_mean=900.0)), "max_num_seqs") == 20
+
+
+def test_the_share_that_was_cached_comes_from_the_fit(simulated):
+    from bench.commands.plan_facts import facts_of
+    from bench.records.analysis import read_analysis
+
+    found = read_analysis(simulated / "analysis.json")
+    assert facts_of(found, simulated).cached_mean == 0.0
+    found.model["lengths"]["cached_mean_tokens"] = 123.0
+    assert facts_of(found, simulated).cached_mean == 123.0
+
+
 def test_queue_limits_are_deadline_times_rate():
     plan = make_plan(FACTS)
     # wait: 0.8 - T(32) 0.0452 - 2000 x 20 us = 0.7148 s; X = 25/s: 17.87 departures.
