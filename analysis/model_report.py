@@ -32,6 +32,7 @@ from analysis.computed_tokens import computed
 from analysis.model_stages import MAX_FAILED_RATIO, MAX_HIDDEN_RATIO, Stage
 from analysis.percentiles import MIN_SAMPLES
 from analysis.predict import Criterion, Deadlines, Knee, KneeInput, KneeSearch, Latencies, TtftShift
+from analysis.queueing import sample_moments
 from analysis.step_clock import StepFit
 from bench.records.sentences import joined, said
 
@@ -180,7 +181,7 @@ class Predictor:
             "mean_field_exists": point.exists and point.admissible and load < 1,  # a state the service can stay in
             "mean_field_admissible": point.admissible, "mean_field_reason": point.reason,
             "naive_pk_rho": _number(qps * service), "naive_mgk_rho": _number(qps * service / self.seqs),
-            "failed_ratio": stage.failed_ratio, "arrivals": count,
+            "failed_ratio": stage.failed_ratio, "arrivals": count, **_service(seen),
         })  # fmt: skip
         if stage.failed_ratio > MAX_FAILED_RATIO and not stage.calibration:
             self.report["notes"].append(
@@ -258,6 +259,15 @@ class Predictor:
         self.report["knee_predicted_qps"] = _number(knee.qps)
         self.report["knee_predicted_low_qps"] = _number(knee.low_qps)
         self.report["knee_predicted_high_qps"] = _number(knee.high_qps)
+
+
+def _service(seen: Latencies) -> dict[str, float | None]:
+    """E[S], s, E[S^2], s^2, and the squared variation of the whole answers that finished."""
+    times = seen.e2e_s[np.isfinite(seen.e2e_s)]
+    if not times.size:
+        return {"service_mean_s": None, "service_m2_s2": None, "service_scv": None}
+    moments = sample_moments(times)
+    return {"service_mean_s": moments.mean, "service_m2_s2": moments.second, "service_scv": _number(moments.scv)}
 
 
 def _residual(metric: str, measured: float | None, predicted: float | None) -> dict[str, float | None]:

@@ -74,6 +74,15 @@ class Chart:
 
 
 @dataclass
+class Curve:
+    """One curve of an opened stage, drawn into a frame that the stages share."""
+
+    title: str
+    caption: str
+    points: list[list[float]]  # [value in ms, share] of a distribution: the plateau shows who never finished
+
+
+@dataclass
 class Context:
     """What the chart builders share."""
 

@@ -7,7 +7,6 @@ Does not: bin requests (analysis does; here bins are only merged by adding count
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import altair as alt
@@ -16,6 +15,7 @@ from bench.records.analysis import StageAnalysis
 from reports.charts import (
     Chart,
     Context,
+    Curve,
     Key,
     compose,
     data,
@@ -69,15 +69,6 @@ def ecdf_frame(ctx: Context, name: str) -> tuple[dict[str, Any], tuple[float, fl
             ).encode(x=alt.X("x:Q"), y=alt.YValue(-5), text=alt.Text("text:N"))
         )
     return compose(layers, 220), (low, high)
-
-
-@dataclass
-class Curve:
-    """The distribution of one metric over ALL arrivals of one stage."""
-
-    title: str
-    caption: str
-    points: list[list[float]]  # [value in ms, share]; the plateau shows who never finished
 
 
 def ecdf(ctx: Context, stage: StageAnalysis, name: str) -> Curve | None:

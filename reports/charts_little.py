@@ -11,19 +11,21 @@ from typing import Any
 
 import altair as alt
 
-from bench.records.analysis import Little
+from bench.records.analysis import Little, StageAnalysis
 from reports.charts import (
     HALF,
     PHONE,
     PHONE_HEIGHT,
     Chart,
     Context,
+    Curve,
     Key,
     compose,
     data,
     encodings,
     log_scale,
     rate_list,
+    stage_label,
 )
 from reports.figures import finite
 from reports.labels import point_names
@@ -116,9 +118,16 @@ def law(ctx: Context) -> Chart | None:
             f.plain(s.little.in_flight_mean_server, 1),
             f.plain(s.little.in_flight_mean_integral, 1),
             f.signed_share(gap(s.little)),
-            s.stationarity,
+            f.signed_share(bias, 2),
+            f.share(limit, 2),
+            f.plain(s.little.edge_start_s, 1),
+            f.plain(s.little.edge_end_s, 1),
+            f.signed_share(edges(s)),
+            f.signed_share(overload(s)),
+            t.known(f"steady_{s.stationarity}", s.stationarity),
         ]
         for s in ctx.stages
+        for bias, limit in [tight(s) or (None, None)]
     ]
     return Chart(
         "little",
@@ -135,6 +144,12 @@ def law(ctx: Context) -> Chart | None:
             f"L {t('little_server')}",
             f"L {t('little_integral')}",
             t("col_gap"),
+            t("col_bias"),
+            t("col_bias_limit"),
+            t("col_edge_start"),
+            t("col_edge_end"),
+            t("col_edges"),
+            t("col_blind"),
             t("col_steady"),
         ],
         rows,
@@ -152,6 +167,41 @@ def gap(little: Little) -> float | None:
     return None
 
 
+def tight(stage: StageAnalysis) -> tuple[float, float] | None:
+    """(gauge less rows at the same instants, its limit), as shares of lambda*W; None where the gauge told nothing.
+
+    Source: the parameters of the analysis' own note (`little.gauge`).
+    """
+    params = stage.little.params or {}
+    while isinstance(params.get("rest"), dict):  # of a gauge that stood still
+        params = params["rest"].get("params") or {}
+    bias, limit, product = (finite(v) for v in (params.get("bias"), params.get("limit"), stage.little.lambda_w))
+    if bias is None or limit is None or not product or product <= 0:
+        return None
+    return bias / product, limit / product
+
+
+def tightest(ctx: Context) -> tuple[float, float] | None:
+    """(widest gap, its limit) of the tight check over the stationary stages."""
+    found = [pair for s in ctx.stages if s.stationarity == "STABLE" and (pair := tight(s)) is not None]
+    worst = max(found, key=lambda pair: abs(pair[0]) / pair[1] if pair[1] else 0.0, default=None)
+    return None if worst is None else (abs(worst[0]), worst[1])
+
+
+def edges(stage: StageAnalysis) -> float | None:
+    """(Rs - Re)/(lambda W T): what the window's edges explain of L/(lambda W) - 1."""
+    start, end, product = (finite(v) for v in (stage.little.edge_start_s, stage.little.edge_end_s, stage.little.lambda_w))
+    if start is None or end is None or not product or not stage.window_s:
+        return None
+    return (start - end) / (product * stage.window_s)
+
+
+def overload(stage: StageAnalysis) -> float | None:
+    """-(1 - X/lambda): what L/(lambda W) - 1 is in steady overload."""
+    rate = finite(stage.little.arrival_qps)
+    return stage.completed_qps / rate - 1 if rate else None
+
+
 def _caption(ctx: Context) -> str:
     t, f = ctx.words, ctx.figures
     gaps = [(abs(g), s) for s in ctx.stages if (g := gap(s.little)) is not None]
@@ -167,12 +217,15 @@ def _caption(ctx: Context) -> str:
         parts.append(t("cap_little_outside", list=rate_list(outside)))
     elif not steady:
         parts.append(t("cap_little_inside"))
+    if worst_tight := tightest(ctx):
+        parts.append(t("cap_little_tight", bias=f.share(worst_tight[0], 2), limit=f.share(worst_tight[1], 1)))
+    parts.append(t("cap_little_blind"))
     return " ".join(parts)
 
 
-def stage_bands(ctx: Context, x: alt.X) -> tuple[list[alt.Chart], int, bool]:
-    """(layers behind a curve over time, how many stages they mark, whether any has a warm-up)."""
-    bands, warm = [], []
+def stage_bands(ctx: Context, x: alt.X) -> tuple[list[alt.Chart], int, bool, bool]:
+    """(layers behind a curve over time, how many stages they mark, whether any has a warm-up, and a drain)."""
+    bands, warm, drain = [], [], []
     for i, s in enumerate(sorted(ctx.stages, key=lambda s: s.stage)):
         start, w_start, w_end = finite(s.start_s), finite(s.window_start_s), finite(s.window_end_s)
         if start is None or w_start is None or w_end is None:
@@ -181,22 +234,57 @@ def stage_bands(ctx: Context, x: alt.X) -> tuple[list[alt.Chart], int, bool]:
         bands.append({"t": start, "t2": w_end, "mid": (start + w_end) / 2, "text": name, "shade": "ab"[i % 2]})
         if w_start > start:
             warm.append({"t": start, "t2": w_start})
+        if drained := finite(s.drain_s):  # a window ends with the last arrival of its stage
+            drain.append({"t": w_end, "t2": w_end + drained})
     layers: list[alt.Chart] = []
     if len(bands) > 40:  # a picket fence
-        return layers, len(bands), bool(warm)
+        return layers, len(bands), bool(warm), bool(drain)
     for shade in "ab":
         mine = [b for b in bands if b["shade"] == shade]
         if mine:
             layers.append(alt.Chart(data(mine)).mark_rect(color=ink(f"stage_{shade}")).encode(x=x, x2=alt.X2("t2:Q")))
     if warm:
         layers.append(alt.Chart(data(warm)).mark_rect(color=ink("warmup")).encode(x=x, x2=alt.X2("t2:Q")))
+    if drain:
+        layers.append(alt.Chart(data(drain)).mark_rect(color=ink("drain")).encode(x=x, x2=alt.X2("t2:Q")))
     if bands and len(bands) <= 20:
         layers.append(
             alt.Chart(data(bands))
             .mark_text(baseline="bottom", fontSize=11, color=ink("muted"))
             .encode(x=alt.X("mid:Q"), y=alt.YValue(-5), text=alt.Text("text:N"))
         )
-    return layers, len(bands), bool(warm)
+    return layers, len(bands), bool(warm), bool(drain)
+
+
+def _stage_points(ctx: Context, s: StageAnalysis) -> list[list[float]]:
+    """[seconds from the stage's start, in flight] from its start to the end of its drain."""
+    start, end = finite(s.start_s), finite(s.window_end_s)
+    if start is None or end is None:
+        return []
+    end += finite(s.drain_s) or 0.0
+    series = ((finite(p[0]), finite(p[1])) for p in ctx.analysis.in_flight_series if len(p) >= 2)
+    return [[a - start, b] for a, b in series if a is not None and b is not None and start <= a <= end]
+
+
+def stage_frame(ctx: Context) -> tuple[dict[str, Any], tuple[float, float], float]:
+    """(spec, span of seconds, highest in flight): the axes that the stages' in-flight curves share."""
+    points = [p for s in ctx.stages for p in _stage_points(ctx, s)]
+    long, high = (max((p[i] for p in points), default=0.0) or 1.0 for i in (0, 1))
+    x = alt.X("t:Q", title=ctx.words("axis_stage_time"), scale=alt.Scale(domain=[0, long], nice=False),
+              axis=alt.Axis(tickCount=5, format=",~f"))  # fmt: skip
+    y = alt.Y("n:Q", title=ctx.words("axis_in_flight"), scale=alt.Scale(domain=[0, high], nice=False),
+              axis=alt.Axis(tickCount=4, format=",~f"))  # fmt: skip
+    corners = alt.Chart(data([{"t": 0.0, "n": 0.0}, {"t": long, "n": high}]))
+    return compose([corners.mark_line(color=ink("joint")).encode(x=x, y=y)], 220), (0.0, long), high
+
+
+def stage_curve(ctx: Context, s: StageAnalysis) -> Curve | None:
+    """In flight over one stage; None without two samples."""
+    points = _stage_points(ctx, s)
+    if len(points) < 2:
+        return None
+    caption = ctx.words("cap_in_flight_stage", n=ctx.figures.count(max(p[1] for p in points)))
+    return Curve(f"{ctx.words('axis_in_flight')} · {stage_label(s)}", caption, points)
 
 
 def over_time(ctx: Context) -> Chart | None:
@@ -213,7 +301,7 @@ def over_time(ctx: Context) -> Chart | None:
         axis=alt.Axis(tickCount=8, format=",~f"),
     )
     ordered = sorted(ctx.stages, key=lambda s: s.stage)
-    layers, bands, warm = stage_bands(ctx, x)
+    layers, bands, warm, drain = stage_bands(ctx, x)
     steps = [
         {"t": s.window_start_s, "t2": s.window_end_s, "n": s.little.lambda_w}
         for s in ordered
@@ -234,6 +322,7 @@ def over_time(ctx: Context) -> Chart | None:
         keys += [Key(t("key_window"), "stage_b", area=True)] + (
             [Key(t("key_warmup"), "warmup", area=True)] if warm else []
         )
+        keys += [Key(t("key_drain"), "drain", area=True)] if drain else []
     highest = max(points, key=lambda p: p["n"])
     parts = [t("cap_time", n=f.count(highest["n"]), t=f.duration(highest["t"]))]
     growing = sorted({s.offered_qps for s in ctx.stages if s.stationarity == "UNSTABLE"})
@@ -241,6 +330,8 @@ def over_time(ctx: Context) -> Chart | None:
         parts.append(t("cap_time_growing", list=rate_list(growing)))
     if 0 < bands <= 20:
         parts.append(t("cap_time_bands"))
+    if drain and 0 < bands <= 40:
+        parts.append(t("cap_time_drain"))
     rows = [
         [
             f"{s.stage:02d}",

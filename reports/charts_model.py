@@ -306,12 +306,16 @@ def load_table(ctx: Context) -> dict[str, Any] | None:
                 "–" if exists is None else t("yes") if exists else t("no"),
                 f.plain(s.get("naive_pk_rho"), 2),
                 f.plain(s.get("naive_mgk_rho"), 3),
+                f.duration(s.get("service_mean_s")),
+                f.significant(s.get("service_m2_s2")),
+                f.significant(s.get("service_scv")),
             ]
         )
     if not rows:
         return None
     return {
-        "columns": [t("col_offered"), "ρ = λ/λ_max", "E[n]", t("col_steady_exists"), "ρ M/G/1", "ρ M/G/K"],
+        "columns": [t("col_offered"), "ρ = λ/λ_max", "E[n]", t("col_steady_exists"), "ρ M/G/1", "ρ M/G/K",
+                    t("col_service_mean"), t("col_service_m2"), t("col_service_scv")],  # fmt: skip
         "rows": rows,
     }
 

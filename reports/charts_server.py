@@ -160,7 +160,7 @@ def inside(ctx: Context) -> Chart | None:
     y = alt.Y(
         "y:Q", title=t("axis_requests_inside"), scale=alt.Scale(zero=True), axis=alt.Axis(tickCount=5, format=",~f")
     )
-    layers, bands, _ = stage_bands(ctx, x)
+    layers, bands, *_ = stage_bands(ctx, x)
     stacked = alt.Chart(columns(("t", "w", "y"), [(a, r, r + w) for a, r, w in rows]))
     running = alt.Chart(columns(("t", "y"), [(a, r) for a, r, _ in rows]))
     layers.append(stacked.mark_area(color=ink("waste"), opacity=0.9).encode(x=x, y=y, y2=alt.Y2("w:Q")))
@@ -222,7 +222,7 @@ def memory(ctx: Context) -> Chart | None:
     evicted = [r for r in _series(ctx, "preemptions") if r[1] > 0]
     x = _time_axis(ctx, [r[0] for r in rows])
     y = alt.Y("y:Q", title=t("axis_kv"), scale=alt.Scale(domain=[0, 1]), axis=alt.Axis(format=".0%", tickCount=5))
-    layers, bands, _ = stage_bands(ctx, x)
+    layers, bands, *_ = stage_bands(ctx, x)
     if evicted:
         marks = alt.Chart(columns(("t", "n"), evicted))
         layers.append(

@@ -16,6 +16,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +47,14 @@ FRAME = 395  # px of the plot of a distribution in an opened stage
 
 
 def render(
-    analysis: Analysis, *, lang: str = "en", live: bool = True, comparison: dict[str, Any] | None = None
-) -> str:
+    analysis: Analysis, *, lang: str = "en", live: bool = True, comparison: dict[str, Any] | None = None,
+    folder: str = "", beside: Sequence[str] = (), other: str = "",
+) -> str:  # fmt: skip
     """The report page. `live=False` leaves the chart library out (half of the size).
 
     `comparison`: the content of compare.json, or {"refused": ...}; None: no baseline was given.
+    `folder`: where the run lies, as one would type it. `beside`: names of files that lie beside the page, to link.
+    `other`: the name of the same page in the other language, where it lies beside this one.
     """
     words = Words(lang)
     ctx = Context(analysis, words, Figures(words))
@@ -108,13 +112,16 @@ def render(
         arrivals={"columns": figures["sender"].chart.columns, "rows": figures["sender"].chart.rows}
         if figures["sender"]
         else None,
+        calibration=tables.calibration(ctx),
         clients=tables.free_form(ctx, analysis.clients, only=tables.CLIENT_KEYS),
         checks=tables.checks(ctx),
-        command=tables.command(ctx),
+        command=tables.command(ctx, folder),
         environment=tables.environment(ctx),
         config=tables.config_text(ctx),
         origins=[[k, v] for k, v in (analysis.run.get("config_origin") or {}).items()],
         files=_files(analysis.run),
+        outputs=list(beside),
+        other=other,
         glossary=tables.glossary(ctx),
         against=against,
         toc=[{"id": s, "title": words(f"sec_{s}")} for s in sections],
@@ -253,9 +260,13 @@ def _stages(ctx: Context) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     for name in ("ttft", "tpot"):
         if any(curves[s.stage, name] for s in ordered):
             spec, domain = charts_detail.ecdf_frame(ctx, name)
-            drawn[name] = svg.submit(drawn_spec(spec, FRAME)), domain
+            drawn[name] = svg.submit(drawn_spec(spec, FRAME)), domain, None
+    curves |= {(s.stage, "joint"): charts_little.stage_curve(ctx, s) for s in ordered}
+    if any(curves[s.stage, "joint"] for s in ordered):
+        spec, domain, top = charts_little.stage_frame(ctx)
+        drawn["joint"] = svg.submit(drawn_spec(spec, FRAME)), domain, top
     rows = [tables.stage_row(ctx, stage) for stage in ordered]
-    frames = {name: svg.Frame(drawing.result(), domain) for name, (drawing, domain) in drawn.items()}
+    frames = {name: svg.Frame(drawing.result(), domain, top) for name, (drawing, domain, top) in drawn.items()}
     for stage, row in zip(ordered, rows, strict=True):
         for name, frame in frames.items():
             curve = curves[stage.stage, name]

@@ -18,7 +18,7 @@ from typing import Any
 from bench.records.analysis import TRUST, Analysis, Gate, Percentiles, StageAnalysis
 from reports import capacity
 from reports.charts import NOT_RUN, Context
-from reports.charts_little import gap
+from reports.charts_little import WEDGE, gap, tightest
 from reports.figures import Figures, number
 from reports.view import SYMBOLS, VERDICT_KINDS, gate_view, headline, is_interrupted, verdict_sentence
 from reports.words import Words
@@ -88,6 +88,79 @@ def _gate(g: Gate) -> dict[str, Any]:
     }
 
 
+def _context(analysis: Analysis) -> Context:
+    words = Words("en")
+    return Context(analysis, words, Figures(words))
+
+
+def _lambda_max(analysis: Analysis) -> dict[str, Any]:
+    value, low, high = capacity.lambda_max(_context(analysis))
+    return {"value_qps": value, "low_qps": low, "high_qps": high}
+
+
+def _little(analysis: Analysis) -> dict[str, Any]:
+    """Little's law over the stationary stages, and the tight check with its limit."""
+    stages = [s for s in _context(analysis).stages if s.stationarity == "STABLE"]
+    gaps = [abs(g) for s in stages if (g := gap(s.little)) is not None]
+    tight = tightest(_context(analysis))
+    return {
+        "stationary_stages": len(stages),
+        "gap_max_ratio": _plain(max(gaps, default=None)),
+        "gap_limit_ratio": WEDGE,
+        "gauge_bias_ratio": _plain(tight[0]) if tight else None,
+        "gauge_bias_limit_ratio": _plain(tight[1]) if tight else None,
+        "gauge_agrees": {s.stage: s.little.ok for s in analysis.stages if s.little.ok is not None},
+    }
+
+
+def _model(analysis: Analysis) -> dict[str, Any] | None:
+    model = analysis.model
+    if not model:
+        return None
+    given = analysis.verdict.status != "INVALID"
+    names = ("knee_predicted_qps", "knee_predicted_low_qps", "knee_predicted_high_qps", "p95_crossing_predicted_qps")
+    return {
+        "predictive": model.get("predictive") if given else None,
+        "worst_residual_ratio": _plain(model.get("worst_residual_ratio")),
+        "calibration_stages": [int(s) for s in model.get("calibration_stages") or [] if number(s) is not None],
+        **{name: _plain(model.get(name)) if given else None for name in names},
+        "sentence": str(model.get("sentence") or "") if given else "",
+    }
+
+
+def _client(analysis: Analysis) -> dict[str, Any]:
+    """The load generator: its lateness, whether it kept up, and its calibration."""
+    ran = _context(analysis).stages
+    judged = [s.stimulus.ok for s in ran if s.stimulus.ok is not None]
+    lags = [v for s in ran if (v := number(s.stimulus.send_lag_p99_s)) is not None]
+    target = analysis.run.get("target")
+    made = target.get("calibration") if isinstance(target, dict) else None
+    made = made if isinstance(made, dict) else {}
+    adds = made.get("adds") if isinstance(made.get("adds"), dict) else {}
+    return {
+        "ok": all(judged) if judged else None,
+        "stages_ok": sum(judged),
+        "stages_judged": len(judged),
+        "send_lag_p99_max_s": _plain(max(lags, default=None)),
+        "calibrated": bool(made),
+        "ceiling_qps": _plain(made.get("ceiling_qps")),
+        "ceiling_kind": str(made["ceiling_kind"]) if made.get("ceiling_kind") else None,
+        "adds": {str(k): _plain(v) for k, v in adds.items()},
+    }
+
+
+def _artifacts(run: dict[str, Any]) -> list[dict[str, Any]]:
+    """The run's files with their digests, as run.json lists them."""
+    listed = run.get("files")
+    items = listed.items() if isinstance(listed, dict) else ()
+    rows = [(str(name), each if isinstance(each, dict) else {"sha256": each}) for name, each in items]
+    size = {name: each.get("bytes") for name, each in rows}
+    return [
+        {"name": name, "sha256": str(each.get("sha256") or ""), "bytes": size[name] if isinstance(size[name], int) else None}
+        for name, each in rows
+    ]
+
+
 def _knee_qps(analysis: Analysis) -> float | None:
     """The knee; where every rate held, the bound that was shown, never the highest rate that happened to hold."""
     c = analysis.capacity
@@ -135,7 +208,13 @@ def summary(analysis: Analysis) -> dict[str, Any]:
             "last_met_qps": _plain(c.last_met_qps) if given else None,
             "watermark_low_qps": _plain(c.watermark_low_qps) if given else None,
             "watermark_high_qps": _plain(c.watermark_high_qps) if given else None,
+            "flattening_qps": _plain(c.flattening_qps) if given else None,
         },
+        "lambda_max": _lambda_max(analysis),
+        "little": _little(analysis),
+        "model": _model(analysis),
+        "client": _client(analysis),
+        "artifacts": _artifacts(run),
         "stages": [_stage(s) for s in analysis.stages],
         "errors": [{"layer": e.layer, "code": e.code, "stage": e.stage, "count": e.count} for e in analysis.errors],
         "warnings": [r.text for r in analysis.warnings],

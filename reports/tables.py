@@ -11,7 +11,7 @@ import re
 import shlex
 from typing import Any
 
-from bench.records.analysis import Percentiles, StageAnalysis
+from bench.records.analysis import Percentiles, Repeatability, StageAnalysis
 from reports.charts import NOT_RUN, Context, stage_label
 from reports.charts_detail import LAYERS
 from reports.figures import finite, number
@@ -49,6 +49,7 @@ WORST_KEYS = (  # stage and arrival name a request; its id repeats them and take
     "output_tokens",
     "flags",
 )
+STATUSES = ("ok", "rejected", "timeout", "error", "truncated", "unsent")
 UNIT = re.compile(r"_(s|ms|qps|tps|tokens|bytes|ratio)$")
 GLOSSARY = (
     "arrival",
@@ -196,7 +197,7 @@ def stage_row(ctx: Context, s: StageAnalysis) -> dict[str, Any]:
         "number": s.stage,
         "name": s.name,
         "cells": cells,
-        "facts": _facts(ctx, s, parts),
+        "facts": _facts(ctx, s),
         "reasons": reasons_view(ctx, s.reasons),
         "figures": [],
     }
@@ -213,10 +214,12 @@ def _percentile_cell(ctx: Context, p: Percentiles | None, name: str, limit: floa
     return {"text": text, "value": None if withheld else value, "css": css, "title": title}
 
 
-def _facts(ctx: Context, s: StageAnalysis, failed: list[str]) -> list[tuple[str, str]]:
+def _facts(ctx: Context, s: StageAnalysis) -> list[tuple[str, str]]:
     t, f = ctx.words, ctx.figures
+    statuses = list(dict.fromkeys([*STATUSES, *s.counts]))  # with their noughts: "none" is an answer
+    counts = (f"{t.known('status_' + k, k)} {f.count(s.counts.get(k, 0))}" for k in statuses)
     facts = [
-        (t("fact_counts"), ", ".join([f"{t('status_ok')} {f.count(s.counts.get('ok', 0))}", *failed])),
+        (t("fact_counts"), ", ".join(counts)),
         (t("fact_clause"), t.known(f"clause_{s.binding_clause}", s.binding_clause)),
         (t("fact_bounds"), f.interval(s.attainment_low, s.attainment_high, f.share)),
         (t("clause_survivors"), f.share(s.attainment_survivors)),
@@ -356,7 +359,8 @@ def repeats(ctx: Context) -> dict[str, Any] | None:
                 ", ".join(how(v) for v in r.values),
                 f.share(r.range_ratio, 1),
                 f.share(r.limit_ratio, 0),
-                t("not_measured") if r.ok is None else t("within") if r.ok else t("beyond"),
+                _repeat_status(ctx, r),
+                t.remark(r.note),
             ]
         )
     return {
@@ -367,9 +371,40 @@ def repeats(ctx: Context) -> dict[str, Any] | None:
             t("col_spread"),
             t("col_limit"),
             t("col_status"),
+            t("col_note"),
         ],
         "rows": rows,
     }
+
+
+def _repeat_status(ctx: Context, r: Repeatability) -> str:
+    t = ctx.words
+    if r.ok is not None:
+        return t("within") if r.ok else t("beyond")
+    members = [s for s in ctx.stages if abs(s.offered_qps - r.offered_qps) < 1e-6]
+    return t("repeat_unstable") if any(s.stationarity == "UNSTABLE" for s in members) else t("not_measured")
+
+
+def calibration(ctx: Context) -> list[tuple[str, str]]:
+    """What the client itself adds and how fast it can send, from run.json; empty when it was not calibrated."""
+    t, f = ctx.words, ctx.figures
+    target = ctx.analysis.run.get("target")
+    made = target.get("calibration") if isinstance(target, dict) else None
+    if not isinstance(made, dict):
+        return []
+    adds = made.get("adds") if isinstance(made.get("adds"), dict) else {}
+    out = [(t("cal_adds", name=statistic_name(ctx, k)), f.duration(v)) for k, v in adds.items() if finite(v) is not None]
+    kind, ceiling = str(made.get("ceiling_kind")), finite(made.get("ceiling_qps"))
+    if kind == "below":
+        out.append((t("cal_ceiling"), t("cal_ceiling_below")))
+    elif ceiling is not None:
+        text = t("cal_ceiling_at_least", qps=f.capacity(ceiling))
+        if kind == "between":
+            text = t("cal_ceiling_between", qps=f.capacity(ceiling), miss=f.asked(made.get("first_miss_qps")))
+        out.append((t("cal_ceiling"), text))
+    out.append((t("cal_way"), f"{f.count(made.get('workers'))}, {made.get('read') or '–'}"))
+    out.append((t("cal_made"), " · ".join(str(made[k]) for k in ("made_utc", "file") if made.get(k))))
+    return out
 
 
 def checks(ctx: Context) -> list[tuple[str, str]]:
@@ -418,16 +453,17 @@ def masked(value: Any, key: str = "") -> Any:
     return "***" if isinstance(value, str) and value and SECRET.search(key) else value
 
 
-def command(ctx: Context) -> str:
-    """What to type to do it again."""
+def command(ctx: Context, folder: str = "") -> str:
+    """What to type to do it again; `folder`: where the run lies, else where a run of its name is put."""
     run, t = ctx.analysis.run, ctx.words
     argv = [str(a) for a in run.get("command") or []]
     lines = [shlex.join(argv) if argv else t("command_unknown")]
-    if run.get("run_id"):
+    if folder or run.get("run_id"):
+        where = shlex.quote(folder or f"runs/{run['run_id']}")
         lines += [
             f"# {t('comment_again')}",
-            f"bench analyse runs/{run['run_id']}",
-            f"bench report runs/{run['run_id']}",
+            f"bench analyse {where}",
+            f"bench report {where}",
         ]
     lines += [f"# seed {run.get('seed')}", f"# schedule {run.get('schedule_hash') or t('not_measured')}"]
     return "\n".join(lines)

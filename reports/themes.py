@@ -50,6 +50,7 @@ TINTS: dict[str, tuple[str, str]] = {
     "stage_a": ("#F1F4F7", "#1D242C"),
     "stage_b": ("#E4E9EE", "#262F39"),
     "warmup": ("#F6E7D2", "#3D3322"),
+    "drain": ("#E4DFF0", "#332D47"),
     "waste": ("#F8DCC8", "#4A2F1D"),
     "heat_0": ("#D6E6F2", "#17354A"),
     "heat_1": ("#A5CBE4", "#1E5074"),

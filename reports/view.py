@@ -16,7 +16,7 @@ from typing import Any
 from bench.records.analysis import Analysis, Gate, Percentiles, Reason, StageAnalysis
 from reports import capacity
 from reports.charts import Context, middle, spread
-from reports.charts_little import WEDGE, gap
+from reports.charts_little import WEDGE, gap, tightest
 from reports.figures import THIN, finite, number
 
 SYMBOLS = {"pass": "✓", "fail": "✕", "invalid": "!", "warn": "!", "none": "–"}
@@ -329,16 +329,28 @@ def _little(ctx: Context) -> dict[str, Any]:
     return _tile(
         t("tile_little"),
         f.share(worst, 1),
-        t("tile_little_detail", n=len(steady), qps=f.asked(stage.offered_qps)),
+        t("tile_little_detail", n=len(steady), qps=f.asked(stage.offered_qps), tight=_tight(ctx)),
         kind="pass" if worst <= WEDGE else "warn",
     )
+
+
+def _tight(ctx: Context) -> str:
+    """The widest gap of the tight check in stationary stages, with its limit."""
+    worst = tightest(ctx)
+    if worst is None:
+        return ctx.words("little_tight_none")
+    return ctx.words("little_tight", bias=ctx.figures.share(worst[0], 2), limit=ctx.figures.share(worst[1], 1))
 
 
 def _repeats(ctx: Context) -> dict[str, Any]:
     t, f = ctx.words, ctx.figures
     known = [r for r in ctx.analysis.repeatability if finite(r.range_ratio) is not None]
     if not known:
-        return _tile(t("tile_repeats"), t("not_measured"), t("tile_repeats_missing"), words=True)
+        why = t("tile_repeats_missing")
+        if again := _repeated_stages(ctx):
+            valid = sum(s.verdict not in ("INVALID", "EMPTY") for s in again)
+            why = t("tile_repeats_none", n=valid, all=len(again))
+        return _tile(t("tile_repeats"), t("not_measured"), why, words=True)
     worst = max(known, key=lambda r: r.range_ratio or 0)
     return _tile(
         t("tile_repeats"),
@@ -352,6 +364,15 @@ def _repeats(ctx: Context) -> dict[str, Any]:
         ),
         kind="warn" if any(r.ok is False for r in known) else "pass",
     )
+
+
+def _repeated_stages(ctx: Context) -> list[StageAnalysis]:
+    """The stages of the rate that was run most often, when that is more than once."""
+    groups: dict[float, list[StageAnalysis]] = {}
+    for stage in ctx.stages:
+        groups.setdefault(round(stage.offered_qps, 6), []).append(stage)
+    most = max(groups.values(), key=len, default=[])
+    return most if len(most) > 1 else []
 
 
 def _sender(ctx: Context) -> dict[str, Any]:

@@ -33,7 +33,9 @@ def catalogue(lang: str) -> dict[str, str]:
     return json.loads((LOCALES / f"{lang}.json").read_text(encoding="utf-8"))
 
 
-# Remarks of the CSV check, which are plain texts in analysis.json, as patterns with their Chinese text.
+# Remarks of the CSV check and of repeats, which are plain texts in analysis.json, as patterns with their Chinese text.
+_CV = r"CV (\S+) from (\d+) runs \(95 % interval (\S+) to (\S+)\)"
+_CV_ZH = r"\2 次运行的 CV 为 \1（95 % 区间 \3 至 \4）"
 REMARKS = {
     "zh-CN": (
         (r"(.+): no (\S+) row in the CSV, the ledger has (\d+)", r"\1：CSV 中没有 \2 行，账本有 \3 个"),
@@ -46,6 +48,12 @@ REMARKS = {
         (r"(\S+) cannot be read \((\w+)\)", r"\1 无法读取（\2）"),
         (r"(\S+): unreadable row (.*)", r"\1：无法读取的行 \2"),
         (r"there is no locust_stats.csv in the folder", r"文件夹中没有 locust_stats.csv"),
+        (r"beyond capacity: the value grows .*", r"超出容量：该值随阶段时长增长，重复说明不了什么"),
+        (r"a repeat is INVALID; see its reasons", r"有一次重复为 INVALID；见其原因"),
+        (r"only (\d+) of (\d+) repeats have .*", r"\2 次重复中只有 \1 次有有限且可打印的值"),
+        (_CV + r"; same seed: .*", _CV_ZH + "；种子相同：到达与长度相同"),
+        (_CV + r"; 15 % was attainable .*", _CV_ZH + "；在此负载下 15 % 可以达到（需 CV 不超过 4.5 %）"),
+        (_CV + r"; 15 % was not attainable .*", _CV_ZH + "；在此负载下 15 % 达不到（需 CV 不超过 4.5 %）"),
     )
 }
 LISTED = 4  # items of a list inside a sentence; a sweep of 40 rates would fill the page

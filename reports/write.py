@@ -26,6 +26,9 @@ from reports.summary import markdown, summary
 STEP_SUMMARY_LIMIT = 1_000_000  # bytes; GitHub drops a step's summary above 1,024 kB
 
 
+MACHINE = ("analysis.json", "requests.csv", "stages.csv", "run.json")  # what else a program may read, if it is there
+
+
 def write_text(path: Path, text: str) -> Path:
     """Write `text` to `path` in one step."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
@@ -43,6 +46,21 @@ def file_name(name: str, lang: str, beside: bool = True) -> str:
     return f"{stem}.{lang}.{ending}" if beside and lang != "en" else name
 
 
+def typed(folder: Path) -> str:
+    """The folder as one types it here: from the current folder where it lies below it, else as it was given."""
+    try:
+        return str(folder.resolve().relative_to(Path.cwd().resolve()))
+    except (ValueError, OSError):
+        return str(folder)
+
+
+def other_page(run_dir: Path, page: str) -> str:
+    """The name of the same page in the other language, where it lies beside `page`; else an empty text."""
+    pair = ("report.html", file_name("report.html", "zh-CN"))
+    other = pair[1 - pair.index(page)] if page in pair else ""
+    return other if other and (run_dir / other).exists() else ""
+
+
 def write_all(
     run_dir: Path, analysis: Analysis, *, lang: str = "en", beside: bool = False, env: Mapping[str, str] | None = None,
     comparison: dict[str, Any] | None = None,
@@ -58,7 +76,9 @@ def write_all(
         ("summary.json", lambda: json.dumps(summary(analysis), ensure_ascii=False, indent=1, allow_nan=False) + "\n"),
         (text, lambda: markdown(analysis, lang=lang)),
         ("junit.xml", lambda: junit(analysis)),
-        (page, lambda: render(analysis, lang=lang, comparison=comparison)),
+        (page, lambda: render(analysis, lang=lang, comparison=comparison, folder=typed(run_dir),
+                              beside=[n for n in ("summary.json", text, "junit.xml", *MACHINE) if (run_dir / n).exists()],
+                              other=other_page(run_dir, page))),
     ]
     written: list[Path] = []
     failure: Exception | None = None

@@ -62,12 +62,17 @@
     var id = plot.dataset.chart, figure = plot.closest("figure.tabs");
     if (!specs.specs[id] || !plot.clientWidth) { return Promise.resolve(); }
     plot.dataset.state = "working";
-    var still = plot.querySelector("svg"), stage = document.createElement("div");
+    var still = Array.prototype.filter.call(plot.querySelectorAll("svg"), function (s) { return s.getBoundingClientRect().height > 0; })[0];
+    var stage = document.createElement("div");
     var label = still && still.getAttribute("aria-label");
+    // As high as what it replaces, or the page below would jump. Vega's "fit" counts the labels into the height.
+    var tall = still ? Math.round(still.getBoundingClientRect().height) : 0;
     stage.className = "live";
     plot.appendChild(stage);
     return library().then(function (embedIn) {
-      return embedIn(stage, specOf(id, figure && figure.id.replace("fig-", "")), {
+      var spec = specOf(id, figure && figure.id.replace("fig-", ""));
+      if (tall) { spec.height = Math.max(tall, 180); }
+      return embedIn(stage, spec, {
         ast: true, actions: false, renderer: "svg", defaultStyle: false, tooltip: { disableDefaultStyle: true, theme: "report" }
       });
     }).then(function (result) {

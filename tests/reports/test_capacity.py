@@ -111,3 +111,19 @@ def test_flattening_and_lambda_max_have_names_of_their_own(lang):
     c.flattening_qps = c.lambda_max_qps = None
     analysis.model = None
     assert limits(context(analysis, lang)) == ""
+
+
+def test_summary_json_holds_little_model_client_and_artifacts():
+    analysis = examples.sweep()
+    analysis.run["files"] = {"requests.csv": {"bytes": 12, "sha256": "ab" * 32}, "run.json": {"sha256": "cd" * 32}}
+    analysis.run["target"] = {"calibration": {"ceiling_qps": 412.0, "ceiling_kind": "between", "adds": {"ttft_p50_s": 0.0004}}}
+    document = summary(analysis)
+    assert document["lambda_max"] == {"value_qps": 23.9, "low_qps": 23.4, "high_qps": 24.4}
+    steady = [s for s in analysis.stages if s.stationarity == "STABLE"]
+    assert document["little"]["stationary_stages"] == len(steady)
+    assert document["little"]["gap_max_ratio"] == max(abs(s.little.gap_ratio_gauge) for s in steady)
+    assert document["client"]["ceiling_qps"] == 412.0 and document["client"]["adds"] == {"ttft_p50_s": 0.0004}
+    assert [(a["name"], a["bytes"]) for a in document["artifacts"]] == [("requests.csv", 12), ("run.json", None)]
+    assert document["artifacts"][0]["sha256"] == "ab" * 32
+    assert document["model"]["sentence"] == analysis.model["sentence"]
+    assert summary(examples.invalid())["lambda_max"]["value_qps"] is None

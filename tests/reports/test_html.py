@@ -286,10 +286,10 @@ def test_size_budgets(pages):
 def test_static_page_has_no_library_but_all_charts(pages):
     html = pages("sweep", live=False)
     assert "vegaEmbed =" not in html and 'id="bundle"' not in html
-    # every numbered chart, and two distributions for each of the eight stages
+    # every numbered chart, two distributions and the in-flight curve for each of the eight stages
     small = len(re.findall(r'class="small">', html))
     assert small == 9  # latency x 3, attainment x 2, rates, token speed, Little, in-flight: once more for phones
-    assert len(re.findall(r'<svg role="img"', html)) == len(re.findall(r"data-chart=", html)) + 16 + small
+    assert len(re.findall(r'<svg role="img"', html)) == len(re.findall(r"data-chart=", html)) + 24 + small
 
 
 def test_every_figure_has_caption_and_table(pages):
