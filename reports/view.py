@@ -347,7 +347,11 @@ def _repeats(ctx: Context) -> dict[str, Any]:
     known = [r for r in ctx.analysis.repeatability if finite(r.range_ratio) is not None]
     if not known:
         why = t("tile_repeats_missing")
-        if again := _repeated_stages(ctx):
+        counted = [(getattr(r, "valid", 0), n) for r in ctx.analysis.repeatability if (n := getattr(r, "repeats", 0))]
+        if counted:
+            valid, n = max(counted, key=lambda pair: (pair[1], -pair[0]))
+            why = t("tile_repeats_none", n=valid, all=n)
+        elif again := _repeated_stages(ctx):  # of an analysis that did not count them
             valid = sum(s.verdict not in ("INVALID", "EMPTY") for s in again)
             why = t("tile_repeats_none", n=valid, all=len(again))
         return _tile(t("tile_repeats"), t("not_measured"), why, words=True)

@@ -51,6 +51,8 @@ REMARKS = {
         (r"beyond capacity: the value grows .*", r"超出容量：该值随阶段时长增长，重复说明不了什么"),
         (r"a repeat is INVALID; see its reasons", r"有一次重复为 INVALID；见其原因"),
         (r"only (\d+) of (\d+) repeats have .*", r"\2 次重复中只有 \1 次有有限且可打印的值"),
+        (r"(\d+) of (\d+) repeats are valid; see .*", r"\2 次重复中 \1 次有效；见其余各次的原因"),
+        (r"(\d+) of (\d+) repeats are valid and have .*", r"\2 次重复中 \1 次有效且有有限、可打印的值"),
         (_CV + r"; same seed: .*", _CV_ZH + "；种子相同：到达与长度相同"),
         (_CV + r"; 15 % was attainable .*", _CV_ZH + "；在此负载下 15 % 可以达到（需 CV 不超过 4.5 %）"),
         (_CV + r"; 15 % was not attainable .*", _CV_ZH + "；在此负载下 15 % 达不到（需 CV 不超过 4.5 %）"),
@@ -103,6 +105,9 @@ class Words:
 
     def remark(self, text: str) -> str:
         """A remark of the CSV check in this language; as it is where it is not known."""
+        part = re.fullmatch(r"(\d+) of (\d+) repeats are valid; (CV .*)", text)
+        if part and self.lang == "zh-CN":
+            return f"{part[2]} 次重复中 {part[1]} 次有效；{self.remark(part[3])}"
         for pattern, words in REMARKS.get(self.lang, ()):
             found = re.fullmatch(pattern, text)
             if found:

@@ -11,6 +11,7 @@ import pytest
 import reports
 from bench.records.sentences import ENGLISH, plural
 from reports.compare_words import CATALOGUES
+from reports.tables import FORMULAS, GLOSSARY
 from reports.words import LANGUAGES, LISTED, Words, catalogue, sentences
 
 ROOT = Path(reports.__file__).parent
@@ -161,3 +162,44 @@ def test_problems_and_metrics_have_names_in_chinese():
                   "params": {}}}, "")  # fmt: skip
     assert text == "LED-008：重复的行"
     assert t.said("gate.label", {"metric": "attainment"}, "") == t("metric_attainment")
+
+
+# Every metric that stands at the head of a column or of a tile -> its entry in the glossary.
+TERM_OF = {
+    "col_arrived": "arrival", "col_attainment": "attainment", "col_bias": "little", "col_bias_limit": "little",
+    "col_blind": "little", "col_cpu": "loop_lag", "col_dispersion": "dispersion", "col_drain": "drain",
+    "col_edge_end": "little", "col_edge_start": "little", "col_edges": "little", "col_failed": "failed",
+    "col_gap": "little", "col_gap_instants": "little", "col_gap_cv": "cv", "col_growth": "growth", "col_ks": "ks",
+    "col_kv_max": "kv", "col_kv_mean": "kv", "col_lag_p50": "lag", "col_lag_p99": "lag", "col_loop_lag": "loop_lag",
+    "col_margin": "margin", "col_missed": "attainment", "col_offered": "offered", "col_offered_short": "offered",
+    "col_p95_interval": "batch_means", "col_planned": "arrival", "col_queue": "kv", "col_rate_error": "rate_error",
+    "col_sent": "arrival", "col_service_m2": "service", "col_service_mean": "service", "col_service_scv": "service",
+    "col_spread": "spread", "col_steady": "stationarity", "col_steady_exists": "lambda_max", "col_tokens": "tokens",
+    "col_verdict": "attainment", "col_window_end": "window", "col_window_start": "window",
+    "rate_completed": "completed", "rate_goodput": "goodput", "rate_offered": "offered",
+    "model_naive_mgk": "mgk", "model_naive_pk": "pk", "model_predicted": "replay",
+    "model_predicted_birth_death": "birth_death", "par_lambda_max_qps": "lambda_max",
+    "tile_attainment": "attainment", "tile_goodput": "goodput", "tile_goodput_undecided": "goodput",
+    "tile_knee": "knee", "tile_little": "little", "tile_repeats": "spread", "tile_requests": "arrival",
+    "tile_safe": "watermark", "tile_sender": "lag",
+}  # fmt: skip
+# Heads that name no metric.
+PLAIN_HEADS = {
+    "col_at", "col_check", "col_clause", "col_code", "col_count", "col_file", "col_first", "col_key", "col_kind",
+    "col_last", "col_layer", "col_limit", "col_measured", "col_note", "col_origin", "col_parameter", "col_repeat",
+    "col_sample", "col_scrapes", "col_share", "col_source", "col_stage", "col_stages", "col_statistic", "col_status",
+    "col_values",
+}  # fmt: skip
+
+
+def test_every_metric_of_a_head_or_a_tile_is_in_the_glossary_with_a_formula():
+    view = (ROOT / "view.py").read_text(encoding="utf-8")
+    labels = set(re.findall(r"""_(?:tile|no_figure)\((?:ctx, )?\s*t\(['"](tile_\w+)['"]""", view))
+    heads = {k for k in catalogue("en") if k.startswith(("col_", "rate_"))} - {"rate_waste"}
+    assert len(labels) >= 7
+    assert sorted((labels | heads) - TERM_OF.keys() - PLAIN_HEADS) == []
+    assert sorted(set(TERM_OF.values()) - set(GLOSSARY)) == []
+    assert sorted(TERM_OF.keys() - set(catalogue("en"))) == []
+    assert {k.removeprefix("gloss_") for k in catalogue("en") if k.startswith("gloss_")} == set(GLOSSARY)
+    prose = {"arrival", "window", "replay", "calibration", "status", "validity", "ks"}  # no quotient to write down
+    assert sorted(set(GLOSSARY) - FORMULAS.keys() - prose) == []
