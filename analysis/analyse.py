@@ -28,7 +28,7 @@ from analysis.hysteresis import findings, hysteresis
 from analysis.intervals import wilson
 from analysis.knee import Crossing, Level, add_note, below_met, capacity, crossing, rate_text
 from analysis.reasons import reason
-from analysis.repeatability import repeatability
+from analysis.repeatability import default_repeat_gate, refuse_minorities, repeat_reasons, repeatability
 from analysis.row_checks import Checked, check_rows, streamed_tokens
 from analysis.run_files import Gauge, ServerGauge, read_gauge, read_run_info, read_server_gauge, read_stages
 from analysis.sample import request_points
@@ -301,6 +301,10 @@ def _assemble(
     problems: list[LedgerProblem], models: bool,
 ) -> Analysis:  # fmt: skip
     stages = [r.public for r in results]
+    alone = raw.get("shape") == "knee_search"  # a search measures what is INVALID again, and judges it by itself
+    if not alone:
+        refuse_minorities(stages)
+    repeats = [] if alone else repeatability(stages, {r.stage: r.seed for r in stage_rows})
     errors = error_groups(checked)
     csv_check = check_csv(run_dir, checked, stage_rows)
     model = _model(checked, stage_rows, results, config, slo) if models else None
@@ -308,16 +312,19 @@ def _assemble(
     found = _capacity(results, slo, model.get("lambda_max_qps") if model else None, searched)
     asked = target
     target, at, notes = _where(raw, config, target, stages)
-    specs = default_gates(slo.as_dict(), _gates(config, raw.get("loop") == "closed"), at)
-    gates = [evaluate(g, stages, found, target) for g in specs]
+    asked_gates = _gates(config, raw.get("loop") == "closed")
+    specs = default_gates(slo.as_dict(), asked_gates, at)
+    if raw.get("shape") == "repeat" and not any(g.get("metric") == "repeat_spread" for g in asked_gates):
+        specs += default_repeat_gate(repeats)
+    gates = [evaluate(g, stages, found, target, repeats) for g in specs]
     bound, limit = _clock_bound(raw), CLOCK_LIMIT * slo.ttft_deadline_s
     interrupted = bool(raw.get("interrupted")) or any("interrupted" in s.marks for s in stages)
     judged = verdict(Facts(gates, stages, problems, csv_check, errors, target, interrupted, at, bound, limit,
                            asked if notes else None, stopped_by=str(raw.get("stopped_by") or ""),
                            unfinished=bool(raw) and raw.get("finished_utc") is None,
                            missing=missing_witnesses(raw, locust_stats=bool(csv_check.get("present")),
-                                                     gauge=bool(context.gauge))))  # fmt: skip
-    judged.reasons.extend([*notes, *_calibration_reasons(raw)])
+                                                     gauge=bool(context.gauge)), repeats=repeats))  # fmt: skip
+    judged.reasons.extend([*([] if alone else repeat_reasons(stages, repeats)), *notes, *_calibration_reasons(raw)])
     if judged.status == "INVALID":
         found = _withheld(slo.attainment_target, said("capacity.invalid"))
     elif raw.get("loop") == "closed":
@@ -331,7 +338,7 @@ def _assemble(
     return Analysis(
         schema_version=SCHEMA_VERSION, run=run, slo=slo.as_dict(), target_qps=target, verdict=judged, gates=gates,
         stages=stages, capacity=found, errors=errors,
-        repeatability=[] if searched else repeatability(stages, {r.stage: r.seed for r in stage_rows}),
+        repeatability=repeats,
         in_flight_series=series.in_flight_series(context.gauge),
         heatmap=series.heatmap(ledger["intended_s"], ledger["e2e_s"], checked.status == load.OK),
         worst=series.worst_rows(checked, in_window), points=request_points(checked, results),
@@ -339,7 +346,9 @@ def _assemble(
         clients=series.clients(checked, context.gauge, raw.get("worker_info") or []),
         ledger=_ledger_summary(checked, stage_rows, problems),
         warnings=[r for r in judged.reasons if r.severity == "warn"],
-        diagnosis=diagnose(stages, slo, errors, context.server, checked) + findings(returned), model=model,
+        diagnosis=diagnose(stages, slo, errors, context.server, checked, _trusted_fit(model), _said_seats(raw, context),
+                           _number(_section(config, "engine").get("replicas")) or 1.0) + findings(returned),
+        model=model,
         hysteresis=returned,
     )  # fmt: skip
 
@@ -377,6 +386,18 @@ def _model(
         burstiness=_number(_section(config, "loadgen").get("burstiness")) or 1.0,
         replicas=int(_number(_section(config, "engine").get("replicas")) or 1),
     )  # fmt: skip
+
+
+def _said_seats(raw: dict[str, Any], context: Context) -> float | None:
+    """Sequences that the service runs at once, where somebody has said it; this tool's default is no service's."""
+    said_by = _section(raw, "config_origin").get("scheduler.max_num_seqs", "default")
+    ours = bool(raw.get("simulated")) or bool(_section(_section(raw, "config"), "engine").get("embedded"))
+    return context.batch if ours or said_by != "default" else None
+
+
+def _trusted_fit(model: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The step law of a model that its own higher stages bear out."""
+    return model.get("fit") if model and model.get("predictive") else None
 
 
 def _stage_arrays(checked: Checked, rows: list[StageRow], results: list[StageResult]) -> list[StageArrays]:

@@ -16,15 +16,21 @@ from analysis.load import OK
 from analysis.reasons import own_fault, reason
 from analysis.row_checks import Checked
 from analysis.run_files import ServerGauge
+from analysis.scheduler_overhead import scheduler_overhead
 from analysis.stimulus import IDLE_CPU, QUIET_MACHINE
 from bench.records.analysis import ErrorGroup, Reason, StageAnalysis
 from bench.records.sentences import joined, said
 
 
 def diagnose(
-    stages: list[StageAnalysis], slo: Slo, errors: list[ErrorGroup], server: ServerGauge | None, checked: Checked
-) -> list[Reason]:
-    """All findings, the run's first."""
+    stages: list[StageAnalysis], slo: Slo, errors: list[ErrorGroup], server: ServerGauge | None, checked: Checked,
+    fit: dict[str, Any] | None = None, seats: float | None = None, replicas: float = 1.0,
+) -> list[Reason]:  # fmt: skip
+    """All findings, the run's first.
+
+    `fit`: the step law where the model is predictive (`Analysis.model["fit"]`), else None. `seats`: sequences that
+    the service runs at once, all replicas; None = unknown.
+    """
     measured = [s for s in stages if s.planned]
     # A miss that our own side made says nothing of the service or of its deadlines.
     sound = [s for s in measured if not own_fault(s.reasons)]
@@ -38,6 +44,7 @@ def diagnose(
     out.extend(_churn(measured, checked))
     out.extend(_kv(measured, server))
     out.extend(_overhead(measured))
+    out.extend(scheduler_overhead(measured, server, fit, seats, replicas))
     return out
 
 

@@ -16,13 +16,13 @@ from __future__ import annotations
 
 import math
 import operator as op
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from analysis.intervals import wilson
 from analysis.reasons import sentence
-from bench.records.analysis import Capacity, Gate, StageAnalysis
+from bench.records.analysis import Capacity, Gate, Repeatability, StageAnalysis
 from bench.records.sentences import render, said
 
 OPERATORS: dict[str, Callable[[float, float], bool]] = {"<=": op.le, "<": op.lt, ">=": op.ge, ">": op.gt}
@@ -30,6 +30,7 @@ LATENCY_METRICS = {"ttft": "ttft_s", "ttfo": "ttfo_s", "tpot": "tpot_s", "e2e": 
                    "send_lag": "send_lag_s", "itl_p99": "itl_p99_s"}  # fmt: skip
 SAME_RATE = 1e-6
 Said = dict[str, Any]  # {"code", "params"}, see bench/records/sentences.py
+REPEATS_CLOSE_S = 1e-3  # as in repeatability.py
 E2E_SHARE = 0.95  # "P95 <= target" holds exactly when this share of all arrivals is within the target
 
 
@@ -108,8 +109,11 @@ def default_gates(slo: dict[str, float], configured: list[dict[str, Any]], at: s
     return [g for g in wanted if (g["metric"], g["statistic"]) not in taken] + list(configured)
 
 
-def evaluate(spec: dict[str, Any], stages: list[StageAnalysis], capacity: Capacity, target_qps: float | None) -> Gate:
-    """One gate, measured and compared."""
+def evaluate(
+    spec: dict[str, Any], stages: list[StageAnalysis], capacity: Capacity, target_qps: float | None,
+    repeats: Sequence[Repeatability] = (),
+) -> Gate:  # fmt: skip
+    """One gate, measured and compared. `repeats`: what `repeat_spread` reads."""
     metric, statistic = spec.get("metric", ""), spec.get("statistic", "value")
     operator, at = spec.get("operator", "<="), spec.get("at", "target")
     latency = metric in LATENCY_METRICS
@@ -128,6 +132,8 @@ def evaluate(spec: dict[str, Any], stages: list[StageAnalysis], capacity: Capaci
         _capacity_gate(gate, capacity)
     elif at == "target" and target_qps is None:
         _say(gate, said("gate.no_target"))
+    elif metric == "repeat_spread":
+        _repeat_gate(gate, stages, repeats, target_qps)
     elif at in ("target", "max") or _as_rate(at) is not None:
         rate = target_qps if at == "target" else _as_rate(at)
         if at == "max":
@@ -140,6 +146,8 @@ def evaluate(spec: dict[str, Any], stages: list[StageAnalysis], capacity: Capaci
 
 def label(gate: Gate) -> Said:
     """What a gate compares, as a sentence."""
+    if gate.metric == "repeat_spread":
+        return said("gate.label.repeats")
     if gate.metric == "attainment_e2e":
         return said("gate.label.share")
     if gate.statistic == "value":
@@ -149,7 +157,9 @@ def label(gate: Gate) -> Said:
 
 def amount(gate: Gate, value: float, apart_from: float | None = None) -> Said:
     """A value of the gate's metric with its unit; as many digits as set it apart from another value."""
-    share = gate.unit == "1" and (gate.metric.startswith("attainment") or gate.metric.endswith("_ratio"))
+    share = gate.unit == "1" and (
+        gate.metric.startswith("attainment") or gate.metric.endswith("_ratio") or gate.metric == "repeat_spread"
+    )
     code = "amount.share" if share else {"s": "amount.s", "1/s": "amount.qps"}.get(gate.unit, "amount")
     scale = 100 if share else 1
     texts = [f"{scale * value:.{digits}g}" for digits in range(4, 10)]
@@ -372,6 +382,38 @@ def _capacity_gate(gate: Gate, capacity: Capacity) -> None:
         _say(gate, said("gate.below"))
     else:
         _compare(gate, capacity.knee_qps, said("text", text=capacity.knee_method))
+
+
+def _repeat_gate(
+    gate: Gate, stages: list[StageAnalysis], repeats: Sequence[Repeatability], target_qps: float | None
+) -> None:
+    """The widest spread of the repeats at the gate's rates; what lies beyond capacity is unstable and fails nothing."""
+    rate = target_qps if gate.at == "target" else _as_rate(gate.at)
+    if gate.at == "max":
+        rate = max((s.offered_qps for s in stages if s.verdict != "EMPTY"), default=None)
+    mine = [r for r in repeats if rate is None or abs(r.offered_qps - rate) <= SAME_RATE * max(rate, 1.0)]
+    known = [r for r in mine if r.range_ratio is not None]
+    if not known:
+        first = next((r for r in mine if r.unstable), mine[0] if mine else None)
+        if first is None:
+            _say(gate, said("gate.repeats.none"))
+        elif first.unstable:
+            _say(gate, said("gate.repeats.unstable", offered_qps=first.offered_qps))
+        else:
+            _say(gate, said("gate.repeats.few", valid=first.valid, repeats=first.repeats,
+                            offered_qps=first.offered_qps))  # fmt: skip
+        return
+    # a spread below the clock's resolution is no spread, whatever its ratio
+    loud = [r for r in known if max(r.values) - min(r.values) >= REPEATS_CLOSE_S] or known
+    worst = max(loud, key=lambda r: r.range_ratio or 0.0)
+    metric, statistic = worst.statistic.removesuffix("_s").rsplit("_", 1)
+    how = said("gate.repeats", statistic=f"{metric.upper()} {statistic}", runs=len(worst.values),
+               offered_qps=worst.offered_qps)  # fmt: skip
+    gate.measured_qps = worst.offered_qps
+    _compare(gate, worst.range_ratio, how)
+    if gate.status == "fail" and loud is known and max(worst.values) - min(worst.values) < REPEATS_CLOSE_S:
+        gate.status = "pass"
+        _say(gate, said("gate.repeats.close", how=how))
 
 
 def _first_invalid(stage: StageAnalysis) -> Said:

@@ -37,7 +37,7 @@ import numpy as np
 from analysis.intervals import memory_factor
 from analysis.percentiles import nearest_rank
 from bench.records.analysis import Capacity
-from bench.records.sentences import render, said, text_of
+from bench.records.sentences import joined, render, said, text_of
 
 Said = dict[str, Any]  # {"code", "params"}, see bench/records/sentences.py
 DRAWS = 2000
@@ -367,6 +367,9 @@ def capacity(
     if found.finished_qps is not None and found.between is not None:
         made.grows_qps = found.between[1]
         add_note(made, said("capacity.grows", above_qps=found.between[1], finished_qps=rate_text(found.finished_qps)))
+    over = [x.qps for x in levels if not x.stable]
+    if made.flattening_qps is not None and over != [made.grows_qps]:  # one such rate has said it above
+        add_note(made, said("capacity.flat", flat_qps=rate_text(made.flattening_qps), rates=joined("comma", over)))
     if note is not None:
         add_note(made, note)
     return made

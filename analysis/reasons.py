@@ -37,6 +37,7 @@ def reason(
 OWN_CAUSES = ("INV-PROMPTS", "INV-FAULT", "INV-WORKER", "INV-PLAN", "INV-CANCEL", "INV-CAP")
 # The others that say our own side was at fault: what the stage's misses tell of the service is not known.
 OWN_EFFECTS = ("INV-RATE", "INV-GAPS", "INV-LAG", "INV-LOOP", "INV-CPU", "INV-CEILING", "INV-CLOCK")
+LATE_CAUSES = ("INV-WORKER", "INV-PLAN")  # those that make others send late; the rest only keep arrivals unsent
 OF_THE_RUN = -1
 LAST_OF_THE_RUN = ("INV-CSV",)  # what a lost worker took with it is missing in Locust's table too
 
@@ -56,6 +57,28 @@ def causes_first(reasons: list[Reason]) -> list[Reason]:
         return OF_THE_RUN if whole else len(OWN_CAUSES)
 
     return sorted(reasons, key=rank)
+
+
+def known_cause(reasons: list[Reason]) -> list[Reason]:
+    """The reasons of a stage; a late send does not blame the machine where one of them is the cause of it.
+
+    What a lost worker left is sent late by the others, whatever else ran there: their idle CPU says nothing then.
+    """
+    spoilt = [r for r in reasons if r.severity == "invalid" and r.reason_id in OWN_CAUSES]
+    if not spoilt:
+        return reasons
+    first = causes_first(spoilt)[0]
+
+    def told(given: Reason) -> Reason:
+        causes = LATE_CAUSES if given.code == "INV-LAG" else OWN_CAUSES if given.code == "INV-LAG.decides" else ()
+        known = next((r for r in causes_first(spoilt) if r.reason_id in causes), None)
+        if known is None:
+            return given
+        params = given.params | {"cause": {"code": "cause.known", "params": {}}}
+        return replace(given, text=render(given.code, params), params=params, next_step=first.next_step,
+                       next_code=first.next_code, next_params=first.next_params)  # fmt: skip
+
+    return [told(r) for r in reasons]
 
 
 def own_fault(reasons: list[Reason]) -> bool:

@@ -143,6 +143,8 @@ class ServerGauge:
     ttft_count: np.ndarray | None = None
     queue_sum_s: np.ndarray | None = None
     queue_count: np.ndarray | None = None
+    steps_total: np.ndarray | None = None
+    decision_total_s: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         for f in fields(self):

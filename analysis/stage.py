@@ -32,7 +32,7 @@ from analysis.late_sends import held_reads, late_arrivals, late_reason
 from analysis.little import in_flight_at, little
 from analysis.load import OK, TIMEOUT, UNSENT, Ledger
 from analysis.percentiles import ecdf_points, nearest_rank, summarise
-from analysis.reasons import causes_first, reason
+from analysis.reasons import causes_first, known_cause, reason
 from analysis.repeated_prompts import repeated_share
 from analysis.row_checks import Checked, fewer_events, streamed_tokens, uncounted_tokens, unmeasured_tpot
 from analysis.run_files import Gauge, ServerGauge
@@ -419,7 +419,7 @@ def _finish(
         s.reasons.append(reason("INV-CEILING", "invalid", "next.ceiling", stage=stage, value=s.offered_qps,
                                 limit=context.ceiling_qps, params=rates))  # fmt: skip
     _sample_reasons(s, context)
-    s.reasons[:] = causes_first(s.reasons)
+    s.reasons[:] = known_cause(causes_first(s.reasons))
     invalid = any(r.severity == "invalid" for r in s.reasons)
     if s.planned == 0 or "not_run" in s.marks:
         # Nothing was measured: nothing passed a check either, and nothing was steady.

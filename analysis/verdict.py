@@ -14,13 +14,14 @@ Does not: measure. A table of reasons is in docs/verdicts.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from analysis.gates import amount, besides, label, locate, where
+from analysis.gates import SAME_RATE, amount, besides, label, locate, where
 from analysis.reasons import causes_first, left_out, reason, sentence
-from bench.records.analysis import TRUST, ErrorGroup, Gate, Reason, StageAnalysis, Verdict
+from analysis.repeatability import MAJORITY, repeated, sound, statistic_words
+from bench.records.analysis import TRUST, ErrorGroup, Gate, Reason, Repeatability, StageAnalysis, Verdict
 from bench.records.ledger import LOCUST_STATS
 from bench.records.request import LedgerProblem
 from bench.records.sentences import joined, said, text_of
@@ -59,6 +60,7 @@ class Facts:
     target_of_config: float | None = None  # when the run was judged at its own rate instead
     stopped_by: str = ""  # the abort gate that ended the run early
     unfinished: bool = False  # the master never wrote the end of its run
+    repeats: Sequence[Repeatability] = ()
     missing: tuple[str, ...] = ()  # independent records that the run should have and has not
 
 
@@ -170,7 +172,9 @@ def _deciding_reasons(facts: Facts) -> list[Reason]:
     if place.exact:
         return [r for s in place.exact if (r := _silence(s)) is not None]
     if place.invalid_exact:
-        return [r for s in place.invalid_exact for r in s.reasons if r.severity == "invalid"]
+        invalid = [r for s in place.invalid_exact for r in s.reasons if r.severity == "invalid"]
+        few = [replace(r, stage=None) for r in invalid if r.reason_id == MAJORITY][:1]  # of the rate, said once
+        return few + [r for r in invalid if r.reason_id != MAJORITY]
     # The target was not a stage: an INVALID stage between it and its neighbours took the neighbour's place.
     low = place.below[0].offered_qps if place.below else 0.0
     high = place.above[0].offered_qps if place.above else float("inf")
@@ -261,6 +265,7 @@ def _warnings(facts: Facts) -> list[Reason]:
     for stage in facts.stages:
         if (
             stage.verdict != "INVALID"
+            or any(r.reason_id == MAJORITY for r in stage.reasons)  # the other repeats of its rate say why
             or facts.at == "run"
             or (place and stage in place.invalid_exact and not place.exact)
         ):
@@ -315,15 +320,44 @@ def _sentence(status: str, facts: Facts, failed: list[Gate], reasons: list[Reaso
         undecided = any(r.reason_id == "WARN-UNDECIDED" for r in reasons)
         rate, rest = _held_where(facts)
         note = said("verdict.undecided") if undecided else said("")
+        repeats = _repeat_note(facts)
+        note = said("verdict.both", first=note, second=repeats) if repeats["code"] else note
         rest = said("verdict.both", first=rest, second=missing) if facts.missing else rest
         return said("verdict.PASS", stopped=stopped, where=rate, note=note, rest=rest)
     if status == "FAIL":
-        missed = sentence(_fail_reason(failed[0]))
+        missed, repeats = sentence(_fail_reason(failed[0])), _repeat_note(facts)
+        missed = said("verdict.both", first=missed, second=repeats) if repeats["code"] else missed
         missed = said("verdict.both", first=missed, second=missing) if facts.missing else missed
         return said("verdict.FAIL", stopped=stopped, reason=missed)
     first = next(r for r in reasons if r.severity == "invalid")
     code = "verdict.INVALID.target" if first.reason_id == "INV-TARGET" else "verdict.INVALID"
     return said(code, stopped=stopped, reason=sentence(first))
+
+
+def _repeat_note(facts: Facts) -> dict[str, Any]:
+    """How many repeats of the deciding rate were valid, and whether they agree; empty when all is well."""
+    if facts.at == "run" or facts.target_qps is None:
+        return said("")
+    place = locate(facts.stages, facts.target_qps)
+    rates = [s.offered_qps for s in (place.exact or (*place.above, *place.below))]
+
+    def deciding(rate: float) -> bool:
+        return any(math.isclose(rate, other, rel_tol=SAME_RATE, abs_tol=SAME_RATE) for other in rates)
+
+    left = said("")
+    for _, members in (group for group in repeated(facts.stages) if deciding(group[0])):
+        valid = len(sound(members))
+        if valid < len(members):
+            shown = said("verdict.not_shown") if valid < 2 else said("")
+            left = said("verdict.repeats", valid=valid, repeats=len(members), shown=shown)
+            break
+    wide = [r for r in facts.repeats if r.ok is False and deciding(r.offered_qps)]
+    if not wide:
+        return left
+    worst = max(wide, key=lambda r: r.range_ratio or 0.0)
+    apart = said("verdict.spread", ratio=worst.range_ratio, limit=worst.limit_ratio,
+                 statistic=statistic_words(worst.statistic))  # fmt: skip
+    return said("verdict.both", first=left, second=apart) if left["code"] else apart
 
 
 def _held_where(facts: Facts) -> tuple[dict[str, Any], dict[str, Any]]:

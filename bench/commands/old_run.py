@@ -47,7 +47,20 @@ def read_old_run(folder: Path, plan: Plan, *, caching: bool, computed_only: bool
         plan = replace(plan, prompts=Prompts(config.target.tokens_per_word, config.loadgen.unique_prompts))
     found = rerun(plan, read_dicts(folder / STAGES), rows, origin=origin, computed_only=computed_only)
     notes, losses = _remarks(found, rows, config, why, caching)
+    losses += hidden_reasoning(rows)
     return OldRun(found, rows, notes, losses)
+
+
+def hidden_reasoning(rows: list[dict[str, str]]) -> list[str]:
+    """What is lost when answers of the run hid their reasoning: the engine streams every token."""
+    hidden = [r for r in rows if "hidden_reasoning" in (r.get("flags") or "").split(";")]
+    tokens = sum(int(float(r.get("reasoning_tokens") or 0)) for r in hidden)
+    if not tokens:
+        return []
+    return [
+        f"{len(hidden)} of {len(rows)} answers hid {tokens} tokens of reasoning; the simulation streams every token, so "
+        "its TTFT is that of the first reasoning token: compare E2E with that run, not TTFT, TPOT or attainment"
+    ]
 
 
 def _origin(folder: Path) -> tuple[Config | None, Plan | None, str]:

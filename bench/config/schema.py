@@ -268,6 +268,7 @@ class Gate(Section):
         "completed_qps",
         "error_ratio",
         "knee_qps",
+        "repeat_spread",
     ] = Field(description="what is measured", json_schema_extra={"unit": ""})
     statistic: Literal["mean", "p50", "p90", "p95", "p99", "max", "value"] = _key("value", "which statistic of it")
     operator: Literal["<=", "<", ">=", ">"] = Field(description="comparison", json_schema_extra={"unit": ""})

@@ -262,8 +262,12 @@ class Repeatability:
     range_ratio: float | None
     limit_ratio: float
     same_seed: bool
-    ok: bool | None
+    ok: bool | None  # None: nothing is said (beyond capacity, too few valid repeats)
     note: str = ""
+    repeats: int = 0  # measured
+    valid: int = 0  # valid ones with a value
+    unstable: bool = False  # beyond capacity: no failed repeat
+    reachable: dict[str, Any] = field(default_factory=dict)  # was the limit attainable, as a sentence; {} = not asked
 
 
 @dataclass

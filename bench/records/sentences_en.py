@@ -28,6 +28,7 @@ ENGLISH: dict[str, str] = {
     "INV-CPU": "a client worker used {cpu_ratio:.0%} of a core (limit {limit:.0%})",
     "cause.other": "; its workers used at most {cpu_ratio:.0%} of a core, so something else used the machine, "
     "or it was paused",
+    "cause.known": "; that follows from the other reason of this stage",
     "WARN-PLAN": "the plan itself has {planned} {planned:arrival|arrivals} where {expected:.0f} were asked for "
     "({off_ratio:+z.1%})",
     "WARN-DRIFT": "the arrival rate drifts within the window: its halves differ by {z:.1f} standard deviations",
@@ -140,6 +141,8 @@ ENGLISH: dict[str, str] = {
     "LED": "{message}",
     "INV-CSV": "Locust's CSV and the ledger disagree: {listed}",
     "INV-OFFSET": "the offset between worker and master clocks is {known} (limit {limit_ms:.1f} ms)",
+    "INV-REPEATS": "{valid} of {repeats} repeats at {offered_qps:g} requests/s {valid:is|are} valid, too few to "
+    "speak for that rate and for its repeatability: {reason}",
     "offset.unknown": "not known",
     "offset.known": "known to {bound_ms:.1f} ms only",
     "INV-CHANNEL": "not one of {planned} arrivals was answered; {failed} failed in the channel, most with {error_code} "
@@ -169,6 +172,24 @@ ENGLISH: dict[str, str] = {
     "WARN-ABORT": "the run was stopped early: {stopped_by}",
     "WARN-RATE": "the shape {shape} ran at {rate_qps:g} requests/s: this verdict is about that rate, not about "
     "{target_qps:g}",
+    "WARN-REPEAT": "repeats at {offered_qps:g} requests/s differ: {statistic} by {ratio:.1%} (limit {limit:.0%} "
+    "{seeds}), {values:.4g} s; {reachable}",
+    "WARN-REPEAT.invalid": "{valid} of {repeats} repeats at {offered_qps:g} requests/s valid; left out: {names}",
+    "WARN-REPEAT.few": "{valid} of {repeats} repeats at {offered_qps:g} requests/s valid: repeatability is not "
+    "shown, it takes two",
+    "repeat.same": "for the same seed",
+    "repeat.other": "for different seeds",
+    "repeat.attainable": "the limit was attainable at this load, so the service or the machine differed: chance "
+    "moves such a P95 by {cv:.1%} (CV, by the intervals within the stages), and {runs} repeats stay within the "
+    "limit up to {needed:.1%}",
+    "repeat.chance": "the limit was not attainable at this load: chance alone moves such a P95 by {cv:.1%} (CV, by "
+    "the intervals within the stages), and {runs} repeats stay within the limit only up to {needed:.1%}; longer "
+    "stages vary less",
+    "repeat.open": "whether the limit was attainable at this load is open: the repeats vary by {cv:.1%} (CV; 95 % "
+    "interval {low:.1%} to {high:.1%}), and {runs} repeats stay within it up to {needed:.1%}; longer stages vary less",
+    "repeat.unattainable": "the limit was not attainable at this load: the repeats vary by {cv:.1%} (CV; 95 % "
+    "interval {low:.1%} to {high:.1%}), and {runs} repeats stay within it only up to {needed:.1%}; "
+    "longer stages vary less",
     # ------------------------------------------------------------ the first line
     "verdict.PASS": "{stopped}The SLO holds {where}{note}{rest}.",
     "verdict.FAIL": "{stopped}The SLO does not hold: {reason}.",
@@ -178,6 +199,9 @@ ENGLISH: dict[str, str] = {
     "verdict.witness": "; {files} is missing, so the ledger is not checked by it",
     "verdict.stopped": "INTERRUPTED. ",
     "verdict.undecided": " (not decided by the number of arrivals)",
+    "verdict.repeats": " ({valid} of {repeats} repeats valid{shown})",
+    "verdict.not_shown": "; repeatability is not shown",
+    "verdict.spread": "; its repeats differ by {ratio:.1%} in {statistic}, above the limit of {limit:.0%}",
     "verdict.run": "over the whole run",
     "verdict.gates": "where its gates ask for it",
     "verdict.at": "at {offered_qps:g} requests/s",
@@ -192,6 +216,7 @@ ENGLISH: dict[str, str] = {
     "gate.label": "{metric}",
     "gate.label.statistic": "{metric} {statistic}",
     "gate.label.share": "the share of whole answers in time",
+    "gate.label.repeats": "the spread of the repeats",
     "gate.where.target": "at the target",
     "gate.where.target_rate": "at the target of {target_qps:g} requests/s",
     "gate.where.run": "over the whole run",
@@ -235,6 +260,13 @@ ENGLISH: dict[str, str] = {
     "gate.at_least_unknown": "the highest measured rate lies below the limit and still held",
     "gate.below": "the lowest measured rate missed the SLO",
     "gate.not_measured": "not measured",
+    "gate.repeats": "{statistic} of {runs} repeats at {offered_qps:g} requests/s",
+    "gate.repeats.close": "{how}; the values differ by less than a millisecond, which is the clock's and the "
+    "network's",
+    "gate.repeats.none": "no rate was measured twice there: nothing is known about repeatability",
+    "gate.repeats.unstable": "unstable, not a failed repeat: {offered_qps:g} requests/s lies beyond capacity, where "
+    "the value grows with the stage's length",
+    "gate.repeats.few": "{valid} of {repeats} repeats at {offered_qps:g} requests/s valid with a P95: it takes two",
     "gate.no_arrivals": "no arrivals",
     "gate.not_recorded": "{metric} is not recorded",
     # ------------------------------------------------------------ withheld percentiles
@@ -267,6 +299,8 @@ ENGLISH: dict[str, str] = {
     "not have shown one; a longer stage there raises it.",
     "capacity.grows": "At {above_qps:g} requests/s the answers were still in time, but requests in flight kept growing"
     ": the service finished {finished_qps} a second, and a longer stage would miss the SLO.",
+    "capacity.flat": "Throughput flattens at about {flat_qps} requests/s: so many were finished where more came "
+    "({rates:g}).",
     "capacity.noted": "{sentence} {note}",
     "capacity.p95": "P95 of the whole answer passes its target of {target_s:g} s {where}, before that.",
     "capacity.p95_at": "at about {qps} requests/s",
@@ -289,7 +323,8 @@ ENGLISH: dict[str, str] = {
     "per seat from {low_cap} to {high_cap} (95 % interval {gain_low:+z.3g} to {gain_high:+z.3g}); the best attainment "
     "has {attainment_cap} ({attainment:.2%}).",
     "batch.falling": "At {offered_qps:g} requests/s throughput falls with the cap: {gain:+z.3g} requests/s per seat "
-    "from {low_cap} to {high_cap} (95 % interval {gain_low:+z.3g} to {gain_high:+z.3g}); try lower caps than {low_cap}.",
+    "from {low_cap} to {high_cap} (95 % interval {gain_low:+z.3g} to {gain_high:+z.3g}); try lower caps than "
+    "{low_cap}.",
     "batch.flat": "At {offered_qps:g} requests/s the gain of one more seat cannot be told from nought at the highest "
     "cap; the best measured cap is {best_cap} with {best_qps:.2f} requests/s. Longer stages narrow it.",
     "batch.not_full": "At {offered_qps:g} requests/s every cap served all that came: throughput follows the load, not "
@@ -384,6 +419,15 @@ ENGLISH: dict[str, str] = {
     "hysteresis.recovery": ", the last miss {seconds:.0f} s after the peak",
     "DIA-OUTSIDE": "{outside_ms:.0f} ms of each request at {offered_qps:g} requests/s pass outside the engine "
     "({ratio:.0%} of its residence): HTTP queue, tokenizer, proxy or network",
+    "DIA-SCHED": "scheduler overhead: at {offered_qps:g} requests/s the engine's own page counts {decision_ms:.2f} "
+    "ms of decisions per step, {share:.0%} of the {step_ms:.1f} ms that a step takes ({steps_per_s:.0f} steps/s)",
+    "DIA-SCHED.seats": "scheduler overhead: at {offered_qps:g} requests/s {waiting:.1f} requests waited on average "
+    "while only {running:.1f} of {seats:.0f} seats were taken{kv}, in {share:.0%} of {samples} looks at the "
+    "service's page: requests that could run are not let in",
+    "sched.kv": " and {kv:.0%} of the KV memory",
+    "DIA-SCHED.fixed": "cost of a step that no batch shares: at {offered_qps:g} requests/s the batch is full "
+    "({batch_size}), and {alpha_ms:.2f} ms of the fitted {step_ms:.2f} ms of a step ({share:.0%}, {steps_per_s:.0f} "
+    "steps/s) do not depend on it: scheduler, kernel launches, reading of the weights",
     # ------------------------------------------------------------ next steps
     "next.rate": "use more workers or a lower rate, and look for unsent arrivals and their codes in the error table",
     "next.gaps_constant": "see the send lag; use more workers or a quieter machine",
@@ -422,6 +466,9 @@ ENGLISH: dict[str, str] = {
     "next.little": "look for requests without a row, and for clock jumps, in log.txt",
     "next.gauge": "see loop lag; the client may have been blocked",
     "next.unstable": "overload is a finding: read the growth, not the percentiles of this stage",
+    "next.repeats": "run the repeats again on a quiet machine; for other seeds, longer stages (--stage-duration) "
+    "vary less",
+    "next.repeats_invalid": "mend what made them INVALID and run again",
     "next.repeat_longer": "repeat the stage, longer, before trusting it",
     "next.stage_duration": "raise sweep.stage_duration_sec",
     "next.arrivals": "even without a miss it takes {need} arrivals",
@@ -468,4 +515,10 @@ ENGLISH: dict[str, str] = {
     "next.hysteresis_recovers": "nothing to mend here; a longer peak asks more",
     "next.outside": "compare with a request from the service's own machine; look at the scheduler's step overhead at "
     "this batch size",
+    "next.sched": "profile the scheduler at this batch size; run the same seed with max_num_seqs halved: a cost per "
+    "waiting or running request falls with it",
+    "next.sched_seats": "raise max_num_batched_tokens (prefill may have used up the step), then compare the gap "
+    "between steps with asynchronous scheduling on and off, at the same seed",
+    "next.sched_fixed": "profile one step: when the gap between two steps is the scheduler's, try asynchronous or "
+    "multi-step scheduling; else raise max_num_seqs at the same seed (`bench batch-curve`)",
 }

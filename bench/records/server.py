@@ -38,6 +38,8 @@ class ServerRow:
     ttft_count: float | None = None
     queue_sum_s: float | None = None
     queue_count: float | None = None
+    steps_total: float | None = None
+    decision_total_s: float | None = None
     scrape_s: float | None = None
 
 
@@ -57,6 +59,8 @@ SERVER_MEANING: dict[str, tuple[str, str]] = {
     "ttft_count": ("", "number of these"),
     "queue_sum_s": ("s", "sum of the waits in the queue so far"),
     "queue_count": ("", "number of these"),
+    "steps_total": ("", "engine steps so far, all replicas; pages of the embedded engine only"),
+    "decision_total_s": ("s", "scheduler's own time in these steps so far; pages of the embedded engine only"),
     "scrape_s": ("s", "time the page took"),
 }
 
@@ -69,6 +73,7 @@ _VLLM = {
     "requests_total": ["vllm:request_success_total"],
     "ttft_sum_s": ["vllm:time_to_first_token_seconds_sum"], "ttft_count": ["vllm:time_to_first_token_seconds_count"],
     "queue_sum_s": ["vllm:request_queue_time_seconds_sum"], "queue_count": ["vllm:request_queue_time_seconds_count"],
+    "steps_total": ["bench_engine_steps_total"], "decision_total_s": ["bench_engine_decision_seconds_total"],
 }  # fmt: skip
 _SGLANG = {
     "running": ["sglang:num_running_reqs"], "waiting": ["sglang:num_queue_reqs"], "kv_usage": ["sglang:token_usage"],

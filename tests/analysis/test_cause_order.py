@@ -114,3 +114,18 @@ def test_the_order_is_a_rule_and_keeps_the_rest() -> None:
         got = causes_first(mixed)
         assert got[:3] == [first, *ours] and got[3:] == [r for r in mixed if r in rest]
     assert [r.reason_id for r in ours] == [c for c in OWN_CAUSES if c in ("INV-FAULT", "INV-WORKER")]
+
+
+@pytest.mark.parametrize(("marks", "known"), [("worker_lost", True), ("not_prepared", True), ("", False)])
+def test_a_late_send_blames_the_machine_only_where_nothing_else_explains_it(
+    tmp_path: Path, marks: str, known: bool
+) -> None:
+    """The others send a lost worker's arrivals late: their idle CPU is no sign of something else on the machine."""
+    run = write_run(tmp_path / "r", [StageSpec(20, 30, 5)], QUICK, faults=Faults(send_lag_s=0.02, cpu_ratio=0.1))
+    lose(run, lambda row: False, marks)
+    lag = next(r for r in analyse(run).stages[0].reasons if r.reason_id == "INV-LAG")
+    assert ("something else used the machine" in lag.text) is not known
+    assert ("that follows from the other reason" in lag.text) is known
+    assert lag.params["cause"]["code"] == ("cause.known" if known else "cause.other")
+    steps = {"worker_lost": "next.fixed_workers", "not_prepared": "next.same_version", "": "next.quiet_machine"}
+    assert lag.next_code == steps[marks]  # closing other programs helps against neither

@@ -200,8 +200,23 @@ def test_capacity_sentence_watermark_and_flattening() -> None:
     assert found.watermark_high_qps == pytest.approx(0.8 * found.knee_low_qps)
     assert found.lambda_max_qps == 27.2 and found.flattening_qps == 27.0 and "70-80 %" in found.sentence
     assert flattening([level(10)]) is None
+    assert "flattens" not in capacity([level(q) for q in (10, 20, 25)], 0.99).sentence
     assert capacity([], 0.99).watermark_low_qps is None
     assert "below" in capacity([level(30)], 0.99).sentence
+
+
+def test_the_point_where_throughput_flattens_is_said_with_its_rates() -> None:
+    """Mean of what the UNSTABLE rates finished, rounded down; a run's own counts are the second path."""
+    levels = [level(q, stable=q < 30) for q in (10, 20, 24, 30, 35)]
+    levels[3:] = [replace(levels[3], completed_qps=26.4), replace(levels[4], completed_qps=27.1)]
+    said = capacity(levels, 0.99).sentence
+    assert "Throughput flattens at about 26.7 requests/s: so many were finished where more came (30, 35)." in said
+
+
+def test_a_rate_whose_growth_is_said_is_not_said_twice() -> None:
+    levels = [level(10), replace(level(30, stable=False, attainment=1.0, score=0.9), completed_qps=26.0)]
+    said = capacity(levels, 0.99).sentence
+    assert "kept growing" in said and "flattens" not in said
 
 
 def test_the_demo_in_virtual_time(tmp_path: Path) -> None:

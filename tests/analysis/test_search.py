@@ -168,6 +168,7 @@ def test_three_invalid_stages_in_a_row_end_the_search() -> None:
 
 
 @pytest.mark.evidence
+@pytest.mark.timeout(3600)  # 920 searches; `make evidence` gives as much
 def test_coverage_of_the_full_study() -> None:
     """At least 90 % of whole searches cover the knee, for every service of benchmarks/evidence_knee.py.
 

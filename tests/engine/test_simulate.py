@@ -286,6 +286,23 @@ def test_starts_that_cannot_be_carried_are_a_stated_loss(tmp_path, config_file, 
     assert all(not r["cached_tokens"] for r in read(new / "requests.csv"))
 
 
+def test_hidden_reasoning_of_the_old_run_is_a_stated_loss(tmp_path, config_file):
+    """Its answers streamed nothing of their reasoning; the engine streams it, so TTFT is another quantity there."""
+    old, new = tmp_path / "old", tmp_path / "new"
+    run(["-c", str(config_file), "--run-dir", str(old), "--quiet", "--no-report"], {0})
+    rows = read(old / "requests.csv")
+    for row in rows[:7]:
+        row.update(flags="hidden_reasoning", reasoning_tokens="3")
+    with (old / "requests.csv").open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    again = run(["-c", str(config_file), "--run", str(old), "--run-dir", str(new), "--quiet", "--no-report"], {0})
+    (line,) = [text for text in again.output.splitlines() if "reasoning" in text]
+    assert f"7 of {len(rows)} answers hid 21 tokens of reasoning" in line and "first reasoning token" in line
+    assert info(new)["target"]["losses"] == [line.removeprefix("loss: ")]
+
+
 def test_a_simulation_without_a_cache_says_so_when_the_old_run_had_one(tmp_path, config_file):
     run(["-c", str(config_file), "--trace", str(TURNS), "--run-dir", str(tmp_path / "old"), *WARM], {0})
     again = run(["-c", str(config_file), "--run", str(tmp_path / "old"), "--run-dir", str(tmp_path / "new"), "--no-report",
