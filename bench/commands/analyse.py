@@ -12,6 +12,8 @@ from typing import Any
 
 import click
 
+from bench.commands.starting import refuse_missing
+
 USAGE_EXIT = 2
 NO_VERDICT_EXIT = 4  # a CSV alone cannot carry a verdict
 
@@ -48,6 +50,7 @@ def command(
       bench analyse runs/20261129T120000Z-1a2b
       bench analyse runs/20261129T120000Z-1a2b --slo-ttft-ms 500 --json
     """
+    refuse_missing("analyse", run)
     from analysis.load import LedgerError
 
     try:

@@ -13,6 +13,8 @@ from typing import Any
 
 import click
 
+from bench.commands.starting import refuse_missing
+
 USAGE_EXIT = 2
 
 
@@ -38,6 +40,7 @@ USAGE_EXIT = 2
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output instead of text.")
 def command(runs: tuple[Path, ...], qps: float | None, force: bool, as_json: bool) -> None:
     """Read, compute and print."""
+    refuse_missing("batch-curve", *runs)
     from analysis.batch_curve import batch_curve
     from analysis.load import LedgerError
 

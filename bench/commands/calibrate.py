@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 
+from bench.commands.starting import refuse_missing
 from bench.commands.untold import untold, with_settings
 
 USAGE_EXIT, INVALID_EXIT = 2, 4
@@ -51,6 +52,7 @@ DOUBT_RATIO = 0.15  # the method gives E2E back within 3 % where the law holds (
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output instead of text.")
 def command(run: Path, output: Path, base: str, force: bool, no_compare: bool, as_json: bool) -> None:
     """Fit, write, predict and print."""
+    refuse_missing("calibrate", run)
     from analysis.load import LedgerError
 
     try:

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from bench.commands.options import LANGUAGES
+from bench.commands.starting import refuse_missing
 
 USAGE_EXIT, INVALID_EXIT = 2, 4
 
@@ -45,6 +46,7 @@ USAGE_EXIT, INVALID_EXIT = 2, 4
 @click.option("--quiet", "-q", is_flag=True, help="Only the exit code and the files.")
 def command(base: Path, new: Path, force: bool, tolerance: float, lang: str, as_json: bool, quiet: bool) -> None:
     """Compare two runs and exit with 5 on a regression."""
+    refuse_missing("compare", base, new)
     from analysis.compare_runs import CompareError
     from analysis.load import LedgerError
 

@@ -36,6 +36,10 @@ class RecoveryError(Exception):
     """The sources do not fit together."""
 
 
+class _NoRunError(ValueError):
+    """A whole shard of something else."""
+
+
 @dataclass
 class Source:
     """All that is left of one run."""
@@ -186,6 +190,8 @@ def read_sources(paths: list[Path]) -> tuple[list[Source], list[str]]:
         for each in found:
             try:
                 _keep(shards, read_shard(each))
+            except _NoRunError as error:
+                left_out.append(f"{error}; left out")
             except ValueError:
                 left_out.append(f"{each}: {each.stat().st_size} bytes without a whole head; left out (a full disk?)")
         if (path / RUN).exists():
@@ -203,7 +209,10 @@ def read_sources(paths: list[Path]) -> tuple[list[Source], list[str]]:
 
 
 def _keep(shards: dict[tuple[str, Part], list[Shard]], shard: Shard) -> None:
-    run = shard.head["run"]
+    head = shard.head
+    if not (isinstance(head, dict) and isinstance(head.get("run"), dict) and "plan" in head):
+        raise _NoRunError(f"{shard.path}: names no run and no plan in its head; give the .shard files of the workers")
+    run = head["run"]
     mine = shards.setdefault((run.get("run_id", ""), part_of(run.get("part") or {})), [])
     if all(other.path.resolve() != shard.path.resolve() for other in mine):  # given twice, by file and by folder
         mine.append(shard)

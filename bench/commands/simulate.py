@@ -148,9 +148,10 @@ def _simulate(options: Any, overrides: dict[str, Any], old: Path | None, say: An
     from bench.commands.decisions import DECISIONS, writer
     from bench.commands.prepare import note_prompts, plan_of, run_dir_of, say_remarks
     from bench.config import load_config
-    from engine.simulate import simulate_stages
 
     resolved = load_config(options.config, overrides=overrides)
+    from engine.simulate import simulate_stages
+
     # Nothing is sent, so no address is needed.
     say_remarks(options, [problem for problem in resolved.warnings if problem.id != "CFG-012"], say)
     plan, engine = plan_of(options, resolved.config), _engine(resolved.config)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bench.commands.options import SHAPES, plan_options
+from bench.commands.starting import load_numpy_alone
 
 # Warnings for commands that send nothing; a run with them does not start (`Resolved.placeholders`).
 FORBID_SENDING = ("CFG-012",)
@@ -54,16 +55,18 @@ def command(
 ) -> None:
     """Check one config file."""
     from bench.config import ConfigError, Problem, load_config
-    from bench.config.limits import limit_problems
-    from bench.workload.expect import expect_stages, total
-    from bench.workload.labels import fault_code
-    from bench.workload.plan import PlanError, build_plan
 
     try:
         given = {key: value for key, value in (("base_url", base_url), ("model", model)) if value}
         resolved = load_config(file, overrides=given)
     except ConfigError as error:
         _refuse(file, error.problems, as_json)
+    load_numpy_alone()
+    from bench.config.limits import limit_problems
+    from bench.workload.expect import expect_stages, total
+    from bench.workload.labels import fault_code
+    from bench.workload.plan import PlanError, build_plan
+
     problems = _key_problems(resolved)
     try:
         plan = build_plan(

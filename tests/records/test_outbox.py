@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.commands.recovery_sources import read_sources
 from bench.records.outbox import Outbox
 from bench.records.shard import ShardWriter, read_shard
 
@@ -73,6 +74,15 @@ def test_a_channel_that_loses_doubles_and_reorders_delivers_each_batch_once(seed
                 box.ack(len(taken), now)
         way = way[4:]
     assert box.idle and taken == [b"%d" % i for i in range(60)]
+
+
+def test_a_shard_without_a_run_in_its_head_is_refused_in_words(tmp_path: Path) -> None:
+    """Whole frames and a checksum, and yet of nothing that can be put together."""
+    ShardWriter(tmp_path / "old.shard", {"made_by": "another"}).close()
+    with pytest.raises(ValueError, match=r"old\.shard: names no run and no plan in its head"):
+        read_sources([tmp_path / "old.shard"])
+    assert read_sources([tmp_path])[0] == []
+    assert "old.shard: names no run" in read_sources([tmp_path])[1][0]
 
 
 def test_a_torn_shard_gives_all_its_whole_frames(tmp_path: Path) -> None:
