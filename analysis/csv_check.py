@@ -66,5 +66,5 @@ def csv_only_report(run_dir: Path) -> dict[str, Any]:
     if not candidates:
         raise load.LedgerError(f"{run_dir}: there is neither requests.csv nor a Locust *_stats.csv in this folder")
     table = locust_csv.read_stats(candidates[0])
-    return {"source": candidates[0].name, "loss": locust_csv.CSV_LOSS, "rows": locust_csv.csv_only(table),
+    return {"source": candidates[0].name, "loss": locust_csv.csv_loss(table), "rows": locust_csv.csv_only(table),
             "problems": table.problems}  # fmt: skip

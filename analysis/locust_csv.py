@@ -209,8 +209,13 @@ def csv_only(table: CsvTable) -> list[dict[str, Any]]:
     return found
 
 
-CSV_LOSS = (
-    "From Locust's CSV alone: percentiles are rounded to two significant digits (up to 5 %), TPOT to whole "
-    "milliseconds, failures are inside the percentiles, values are over the whole run of a name. Attainment, "
-    "Little's law, the knee and the proof of the stimulus need requests.csv and are not computed."
-)
+def csv_loss(table: CsvTable) -> str:
+    """What such a table cannot say, in words; its percentiles are as coarse as the table itself shows."""
+    if has_fine_buckets(table):
+        rounding = "percentiles are rounded to three significant digits (up to 0.5 %)"
+    else:
+        rounding = "percentiles are rounded to two significant digits (up to 5 %), TPOT to whole milliseconds"
+    return (
+        f"From Locust's CSV alone: {rounding}, failures are inside the percentiles, values are over the whole run of a "
+        "name. Attainment, Little's law, the knee and the proof of the stimulus need requests.csv and are not computed."
+    )

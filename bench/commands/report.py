@@ -17,6 +17,8 @@ import click
 
 from bench.commands.options import LANGUAGES
 
+INVALID_EXIT = 4
+
 
 def default_language(env: dict[str, str]) -> str:
     """The report language that the locale asks for, else English."""
@@ -40,7 +42,9 @@ def default_language(env: dict[str, str]) -> str:
     the folder; in Chinese the first and the third are report.zh-CN.html and summary.zh-CN.md, beside the
     English ones. With -o, only the page is written. With --baseline the page compares RUN with another run
     (`bench compare` does the same on a page of its own); a comparison made before (compare.json) is shown again.
-    Exit code: 0; with --baseline 5 when something is worse, 2 or 4 when the runs cannot be compared.
+    Exit code 0: the files are written and the measurement can be trusted, whether the SLO holds or not (`bench analyse`
+    gives the verdict's code); 4: they are written, and the measurement is INVALID; 2: there is nothing to draw; with
+    --baseline 5 when something is worse, 2 or 4 when the runs cannot be compared.
     """,
 )
 @click.argument("run", type=click.Path(path_type=Path))
@@ -64,13 +68,11 @@ def command(
     quiet: bool,
 ) -> None:  # fmt: skip
     """Analyse the rows, or read analysis.json where there are none; write the outputs."""
-    from reports import svg
-
-    svg.warm()
     path = run / "analysis.json" if run.is_dir() else run
     analysis, said = analysed(run, path, keep=output is None)
     language = lang or default_language(dict(os.environ))
-    shown, code, note = _comparison(path.parent, baseline, force, language)
+    shown, compared, note = _comparison(path.parent, baseline, force, language)
+    code = _exit_code(analysis, compared)
     for line in (said, note):
         if line:
             click.echo(f"bench report: {line}", err=True)
@@ -82,21 +84,46 @@ def command(
             "Choose a folder that can be written (-o FILE)."
         ) from error
     if as_json:
-        click.echo(json.dumps({"verdict": analysis.verdict.status, "files": [str(p) for p in written]}))
+        paths = [str(p) for p in written]
+        click.echo(json.dumps({"verdict": analysis.verdict.status, "exit_code": code, "files": paths}))
     elif not quiet:
         for item in written:
             click.echo(str(item))
+    if code == INVALID_EXIT and analysis.verdict.status == "INVALID":
+        click.echo(f"bench report: INVALID: {analysis.verdict.sentence} (exit code {code})", err=True)
     sys.exit(code)
+
+
+def _exit_code(analysis: Any, compared: int) -> int:
+    """What drawing says: the measurement cannot be trusted, what the comparison found, or 0.
+
+    A missed SLO is no fault of a page: the code of the verdict comes from `bench run` and `bench analyse`.
+    """
+    invalid = INVALID_EXIT if analysis.verdict.status == "INVALID" else 0
+    if not (invalid and compared):
+        return invalid or compared
+    from analysis.verdict import exit_code
+
+    return exit_code({invalid, compared})
 
 
 def analysed(run: Path, path: Path, *, keep: bool) -> tuple[Any, str]:
     """(the analysis to draw, what to say about it). `keep`: analysis.json may be replaced. Raises click.UsageError."""
     from bench.records.ledger import find_requests
 
+    if csv := _csv_alone(run):
+        raise click.UsageError(
+            f"{csv}: no page can be drawn from Locust's CSV alone: it holds one row of counts and rounded percentiles "
+            f"per name, and no arrival. `bench analyse {run}` prints these with their bounds. A page needs the "
+            "requests.csv of a run: `bench run` writes it, and so does plain locust with locustfiles/chat.py."
+        )
     if not run.is_dir() or find_requests(run) is None:
         found = _read(run, path)
         found.run = {**found.run, "unchecked": True}
         return found, f"{path} is drawn as it is: it was not checked against the rows of the run (UNCHECKED)"
+    from reports import svg
+
+    svg.warm()  # the drawing engine starts beside the analysis
     from analysis.again import analyse_again
     from analysis.load import LedgerError
     from bench.records.analysis import to_json
@@ -119,12 +146,24 @@ def analysed(run: Path, path: Path, *, keep: bool) -> tuple[Any, str]:
     return found, "; ".join(said)
 
 
+def _csv_alone(run: Path) -> Path | None:
+    """Locust's own table, where there are neither rows nor an analysis to draw."""
+    from bench.records.ledger import find_requests
+
+    if not run.is_dir():
+        return run if run.name.endswith(("_stats.csv", "_stats_history.csv")) and run.is_file() else None
+    if find_requests(run) is not None or (run / "analysis.json").exists():
+        return None
+    return min(run.glob("*_stats.csv"), default=None)
+
+
 def _read(run: Path, path: Path) -> Any:
     """The analysis of a file, or a usage error that says what to do."""
     from bench.records.analysis import read_analysis
 
     if path.name != "analysis.json" and not path.name.endswith(".json") or not path.exists():
-        raise click.UsageError(f"{run}: no analysis.json there. Run `bench analyse {run}` first, then this again.")
+        what = "holds neither requests.csv nor analysis.json" if run.exists() else "is not there"
+        raise click.UsageError(f"{run}: {what}; give the run folder that `bench run` printed, or its analysis.json.")
     try:
         return read_analysis(path)
     except (ValueError, KeyError, TypeError, AttributeError) as error:

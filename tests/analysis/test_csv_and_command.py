@@ -148,6 +148,22 @@ def test_csv_alone_gives_bounds_and_no_more(mixed: Path, tmp_path: Path) -> None
     assert not any("attainment" in key for row in report["rows"] for key in row)
 
 
+def test_the_loss_of_a_csv_alone_is_that_of_its_own_rounding(mixed: Path, tmp_path: Path) -> None:
+    """Our locustfiles keep three digits, Locust alone keeps two: its 446 ms is a 450, as in the folder made here."""
+    coarse, fine = tmp_path / "coarse_stats.csv", tmp_path / "fine_stats.csv"
+    shutil.copy(mixed / "locust_stats.csv", coarse)
+    frame = pd.read_csv(coarse, keep_default_na=False, dtype=str)
+    for column in [name for name in frame.columns if name.endswith("%")]:
+        frame[column] = [f"{float(f'{float(x) * 1.017:.3g}'):g}" if x not in ("", "N/A") else x for x in frame[column]]
+    frame.to_csv(fine, index=False)
+    ours, plain = csv_only_report(fine), csv_only_report(coarse)
+    assert "three significant digits (up to 0.5 %)" in ours["loss"] and "two" not in ours["loss"]
+    assert "two significant digits (up to 5 %)" in plain["loss"] and "three" not in plain["loss"]
+    for report, share in ((ours, 0.005), (plain, 0.06)):  # the note and the printed bounds say the same
+        wide = [r["p95_high_s"] / r["p95_low_s"] - 1 for r in report["rows"] if r.get("p95_low_s", 0) > 0.1]
+        assert wide and max(wide) <= 2.1 * share
+
+
 # ---------------------------------------------------------------- the command
 
 

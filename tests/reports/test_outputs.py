@@ -14,6 +14,7 @@ from junitparser import Error, Failure, JUnitXml, Skipped
 
 import reports
 from analysis.analyse import write_analysis
+from bench.__main__ import main
 from bench.commands.report import command, default_language
 from bench.records.analysis import Gate, to_json
 from reports.junit import junit
@@ -135,7 +136,7 @@ def run(*args: str):
 def test_report_command_writes_the_outputs(tmp_path):
     (tmp_path / "analysis.json").write_text(to_json(examples.nothing()), encoding="utf-8")
     result = run(tmp_path, "--json", "--lang", "zh-CN")
-    assert result.exit_code == 0
+    assert result.exit_code == 4  # of a run without a success nothing follows
     assert [Path(p).name for p in json.loads(result.stdout)["files"]] == [
         "summary.json",
         "summary.zh-CN.md",
@@ -148,7 +149,7 @@ def test_report_command_writes_the_outputs(tmp_path):
 def test_report_command_to_one_file(tmp_path):
     (tmp_path / "analysis.json").write_text(to_json(examples.nothing()), encoding="utf-8")
     out = tmp_path / "sub" / "page.html"
-    assert run(tmp_path, "-o", out, "-q", "--static").exit_code == 0
+    assert run(tmp_path, "-o", out, "-q", "--static").exit_code == 4
     assert out.exists() and not (tmp_path / "report.html").exists()
 
 
@@ -161,8 +162,38 @@ def test_report_command_on_a_missing_old_or_broken_analysis(tmp_path, content):
         (tmp_path / "analysis.json").write_text(content, encoding="utf-8")
     result = run(tmp_path)
     assert result.exit_code == 2
-    assert "bench analyse" in result.output
+    assert ("holds neither requests.csv nor analysis.json" if content is None else "bench analyse") in result.output
     assert "Traceback" not in result.output
+
+
+def test_a_folder_with_locusts_csv_alone_says_what_gives_a_page(measured, tmp_path):
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    table = shutil.copy(measured / "locust_stats.csv", alone / "plain_stats.csv")
+    for given in (alone, table):
+        result = run(given)
+        said = " ".join(result.output.split())
+        assert result.exit_code == 2 and "no page can be drawn from Locust's CSV alone" in said
+        assert f"`bench analyse {given}` prints these with their bounds" in said and "`bench run` writes it" in said
+        assert CliRunner().invoke(main, ["analyse", str(given)]).exit_code == 4  # it does
+    assert sorted(p.name for p in alone.iterdir()) == ["plain_stats.csv"]
+    shutil.copy(measured / "analysis.json", alone)  # then there is something to draw
+    assert run(alone, "-q", "--static").exit_code == 0
+
+
+def test_the_code_says_whether_the_measurement_can_be_trusted(measured):
+    """0 for a FAIL: the page is right, and `bench analyse` says that the SLO is missed. 4 for a ledger that lost rows."""
+    assert run(measured, "-q", "--static").exit_code == 0
+    assert CliRunner().invoke(main, ["analyse", str(measured), "--no-models"]).exit_code == 1
+    lines = (measured / "requests.csv").read_text(encoding="utf-8").splitlines(keepends=True)
+    (measured / "requests.csv").write_text("".join(lines[:-20]), encoding="utf-8")
+    for option in ("--json", "-q"):
+        result = run(measured, option)
+        assert result.exit_code == 4 and "bench report: INVALID: " in result.stderr
+        assert (json.loads(result.stdout)["exit_code"] == 4) if option == "--json" else result.stdout == ""
+    assert 'class="verdict invalid"' in (measured / "report.html").read_text(encoding="utf-8")
+    assert run(measured, "-q", "-o", measured / "page.html").exit_code == 4
+    assert run(measured / "analysis.json", "-q", "-o", measured / "page.html").exit_code == 4  # drawn as it is, too
 
 
 def edited(path, **changes):
