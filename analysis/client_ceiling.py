@@ -21,8 +21,9 @@ from typing import Any
 import numpy as np
 
 from analysis.percentiles import nearest_rank
-from analysis.stimulus import CPU_LIMIT, IDLE_CPU, LOOP_LAG_LIMIT_S, RATE_LIMIT, lag_limit_s
+from analysis.stimulus import CPU_LIMIT, IDLE_CPU, LOOP_LAG_LIMIT_S, RATE_LIMIT
 from bench.records.analysis import StageAnalysis
+from bench.records.clauses import lag_limit_s
 from bench.records.sentences import joined, said
 
 CLIENT_REASONS = ("INV-RATE", "INV-GAPS", "INV-LAG", "INV-LOOP", "INV-CPU", "INV-CAP")

@@ -18,8 +18,9 @@ import numpy as np
 
 from analysis.reasons import reason
 from analysis.run_files import Gauge
-from analysis.stimulus import LAG_FLOOR_S, LAG_SHARE, LOOP_LAG_LIMIT_S, late_sender
+from analysis.stimulus import LOOP_LAG_LIMIT_S, late_sender
 from bench.records.analysis import Reason
+from bench.records.clauses import LAG_FLOOR_S, LAG_SHARE
 
 
 def late_arrivals(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis.load import ERROR, OK, UNSENT, Ledger
+from bench.records.clauses import may_have_gaps
 from bench.records.request import LENGTH_FINISH, MANY_TOKENS, STATUSES, LedgerProblem
 
 CLOCK_SLACK_S = 1e-6  # times are written with nine decimals
@@ -170,10 +171,10 @@ def unmeasured_tpot(ledger: Ledger, rows: np.ndarray | slice = EVERY) -> np.ndar
     may hold as many as were asked for; and a usage below the number of events is wrong.
     """
     asked, chunks = (ledger[name][rows].astype(float) for name in ("max_tokens", "chunks"))
-    told = np.fmax(streamed_tokens(ledger, rows), np.nan_to_num(chunks))
-    held = np.where(_flagged(ledger, "tokens_estimated", rows), asked, told)
+    estimated = _flagged(ledger, "tokens_estimated", rows)
     with np.errstate(invalid="ignore"):
-        return np.isnan(ledger["tpot_s"][rows]) & (held >= MANY_TOKENS)
+        long = may_have_gaps(estimated, asked, streamed_tokens(ledger, rows), chunks)
+        return np.isnan(ledger["tpot_s"][rows]) & long
 
 
 def _tpot(ledger: Ledger) -> np.ndarray:

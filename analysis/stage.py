@@ -37,8 +37,9 @@ from analysis.repeated_prompts import repeated_share
 from analysis.row_checks import Checked, fewer_events, streamed_tokens, uncounted_tokens, unmeasured_tpot
 from analysis.run_files import Gauge, ServerGauge
 from analysis.stationarity import Stationarity, stationarity
-from analysis.stimulus import client_health, lag_limit_s, stimulus
+from analysis.stimulus import client_health, stimulus
 from bench.records.analysis import Little, Percentiles, Reason, StageAnalysis
+from bench.records.clauses import lag_limit_s
 from bench.records.request import FLAGS, MANY_TOKENS, STATUSES
 from bench.records.sentences import said
 from bench.records.stage import StageRow, drain_time_s

@@ -25,6 +25,7 @@ from analysis.percentiles import nearest_rank
 from analysis.reasons import reason
 from analysis.run_files import Gauge
 from bench.records.analysis import Reason, Stimulus
+from bench.records.clauses import LAG_FLOOR_S, lag_limit_s
 from bench.records.sentences import said
 
 RATE_LIMIT = 0.01  # the project's promise: delivered within 1 % of the plan
@@ -33,8 +34,6 @@ GAP_P = 1e-4  # one false alarm in ten thousand stages
 GAP_DISTANCE = 0.05  # a smaller shift of the gap distribution changes no queue noticeably
 CONSTANT_CV = 0.10
 DRIFT_Z = 4.0
-LAG_SHARE = 0.05  # of the TTFT deadline
-LAG_FLOOR_S = 0.005
 LOOP_LAG_LIMIT_S = 0.020
 CPU_LIMIT = 0.85
 IDLE_CPU = 0.5  # of a core: below it a worker was not what kept itself from sending
@@ -49,11 +48,6 @@ class ClientHealth:
     loop_lag_p99_s: float | None
     cpu_max_ratio: float | None  # worst worker, 95th percentile of its samples
     kernel_share: float | None  # answers whose first and last output were stamped by the kernel
-
-
-def lag_limit_s(ttft_deadline_s: float) -> float:
-    """Largest send lag p99 that leaves the TTFT clause meaningful: 5 % of the deadline, at least 5 ms."""
-    return max(LAG_SHARE * ttft_deadline_s, LAG_FLOOR_S)
 
 
 def client_health(gauge: Gauge | None, t0: float, t1: float, kernel_share: float | None) -> ClientHealth:

@@ -25,10 +25,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from bench.records.clauses import lag_limit_s, tpot_unmeasured
 from bench.records.packing import Batch
 from bench.workload.plan import Plan
 from bench.workload.plan import Stage as PlannedStage
-from locustfiles.analysis_rules import lag_limit_s, tpot_unmeasured
 
 BIN_RATIO = 1.02
 LOWEST_S = 1e-5  # 10 µs: nothing that crosses a network is shorter

@@ -193,7 +193,7 @@ class _Job:
 
 def _config(config: Any) -> dict[str, Any]:
     """The config of a run against the null server: lengths, reading, processes and deadlines as given."""
-    from analysis.stimulus import lag_limit_s
+    from bench.records.clauses import lag_limit_s
 
     data = config.model_dump(mode="json")
     loadgen = data["loadgen"]

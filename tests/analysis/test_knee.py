@@ -27,7 +27,8 @@ from analysis.knee import (
 )
 from analysis.little import in_flight_at
 from analysis.run_files import Gauge
-from analysis.stimulus import ClientHealth, client_health, dispersion, drift_z, gap_test, lag_limit_s, stimulus
+from analysis.stimulus import ClientHealth, client_health, dispersion, drift_z, gap_test, stimulus
+from bench.records.clauses import lag_limit_s
 from benchmarks.evidence_knee import mm1, mm1_knee
 
 INF = math.inf
