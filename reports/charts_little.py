@@ -31,6 +31,7 @@ from reports.figures import finite
 from reports.labels import point_names
 from reports.themes import ink
 
+STAGE_POINTS = 40  # of the small in-flight curve in an opened stage
 WEDGE = 0.20  # the tolerance named in docs/verdicts.md: more than 20 % apart is said aloud
 
 
@@ -190,7 +191,8 @@ def tightest(ctx: Context) -> tuple[float, float] | None:
 
 def edges(stage: StageAnalysis) -> float | None:
     """(Rs - Re)/(lambda W T): what the window's edges explain of L/(lambda W) - 1."""
-    start, end, product = (finite(v) for v in (stage.little.edge_start_s, stage.little.edge_end_s, stage.little.lambda_w))
+    found = stage.little
+    start, end, product = (finite(v) for v in (found.edge_start_s, found.edge_end_s, found.lambda_w))
     if start is None or end is None or not product or not stage.window_s:
         return None
     return (start - end) / (product * stage.window_s)
@@ -263,7 +265,10 @@ def _stage_points(ctx: Context, s: StageAnalysis) -> list[list[float]]:
         return []
     end += finite(s.drain_s) or 0.0
     series = ((finite(p[0]), finite(p[1])) for p in ctx.analysis.in_flight_series if len(p) >= 2)
-    return [[a - start, b] for a, b in series if a is not None and b is not None and start <= a <= end]
+    found = [[a - start, b] for a, b in series if a is not None and b is not None and start <= a <= end]
+    thin = -(-len(found) // STAGE_POINTS) if found else 1
+    parts = [found[i : i + thin] for i in range(0, len(found), thin)]
+    return [max(part, key=lambda p: p[1]) for part in parts]  # of neighbours the highest, so that no peak is lost
 
 
 def stage_frame(ctx: Context) -> tuple[dict[str, Any], tuple[float, float], float]:
@@ -297,7 +302,7 @@ def over_time(ctx: Context) -> Chart | None:
     x = alt.X(
         "t:Q",
         title=t("axis_time"),
-        scale=alt.Scale(domain=[min(0, points[0]["t"]), points[-1]["t"]], nice=False),
+        scale=alt.Scale(domain=[min(0, points[0]["t"]), points[-1]["t"]], nice=False, clamp=True),
         axis=alt.Axis(tickCount=8, format=",~f"),
     )
     ordered = sorted(ctx.stages, key=lambda s: s.stage)

@@ -154,10 +154,10 @@ def _artifacts(run: dict[str, Any]) -> list[dict[str, Any]]:
     listed = run.get("files")
     items = listed.items() if isinstance(listed, dict) else ()
     rows = [(str(name), each if isinstance(each, dict) else {"sha256": each}) for name, each in items]
-    size = {name: each.get("bytes") for name, each in rows}
+    sizes = [each["bytes"] if isinstance(each.get("bytes"), int) else None for _, each in rows]
     return [
-        {"name": name, "sha256": str(each.get("sha256") or ""), "bytes": size[name] if isinstance(size[name], int) else None}
-        for name, each in rows
+        {"name": name, "sha256": str(each.get("sha256") or ""), "bytes": size}
+        for (name, each), size in zip(rows, sizes, strict=True)
     ]
 
 

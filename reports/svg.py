@@ -154,8 +154,8 @@ class Frame:
     """Axes drawn once for many curves: small multiples share a frame, and each adds one path.
 
     Input: a spec whose only line mark runs from the lower left to the upper right corner of
-    the plot, over `domain` on a log x axis and 0..1 on the y axis; with `top` both axes are linear, y 0..`top`. Drawing each of 2 x 40
-    stages by itself would cost 4 s and 0.5 MB.
+    the plot, over `domain` on a log x axis and 0..1 on the y axis; with `top` both axes are
+    linear, y 0..`top`. Drawing each of 2 x 40 stages by itself would cost 4 s and 0.5 MB.
     """
 
     _CORNERS = re.compile(r'<path[^>]* d="M([-\d.]+),([-\d.]+)L([-\d.]+),([-\d.]+)"[^>]*/>')

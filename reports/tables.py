@@ -435,7 +435,8 @@ def calibration(ctx: Context) -> list[tuple[str, str]]:
     if not isinstance(made, dict):
         return []
     adds = made.get("adds") if isinstance(made.get("adds"), dict) else {}
-    out = [(t("cal_adds", name=statistic_name(ctx, k)), f.duration(v)) for k, v in adds.items() if finite(v) is not None]
+    known = {k: v for k, v in adds.items() if finite(v) is not None}
+    out = [(t("cal_adds", name=statistic_name(ctx, k)), f.duration(v)) for k, v in known.items()]
     kind, ceiling = str(made.get("ceiling_kind")), finite(made.get("ceiling_qps"))
     if kind == "below":
         out.append((t("cal_ceiling"), t("cal_ceiling_below")))

@@ -234,7 +234,8 @@ def _safe(ctx: Context) -> dict[str, Any]:
     if low is None or high is None:
         return _tile(t("tile_safe"), t("not_found"), t("tile_safe_missing"), words=True)
     bound = finite(c.knee_low_qps) if finite(c.knee_low_qps) is not None else low / 0.7
-    return _tile(t("tile_safe"), capacity.safe_rate(ctx), t("tile_safe_detail", low=f.capacity(bound)), t("unit_qps"), "lead-tile")
+    detail = t("tile_safe_detail", low=f.capacity(bound))
+    return _tile(t("tile_safe"), capacity.safe_rate(ctx), detail, t("unit_qps"), "lead-tile")
 
 
 def _knee(ctx: Context) -> dict[str, Any]:

@@ -72,12 +72,13 @@ def write_all(
     """
     env = os.environ if env is None else env
     page, text = (file_name(name, lang, beside) for name in ("report.html", "summary.md"))
+    machine = ("summary.json", text, "junit.xml", *MACHINE)
     makers: list[tuple[str, Callable[[], str]]] = [
         ("summary.json", lambda: json.dumps(summary(analysis), ensure_ascii=False, indent=1, allow_nan=False) + "\n"),
         (text, lambda: markdown(analysis, lang=lang)),
         ("junit.xml", lambda: junit(analysis)),
         (page, lambda: render(analysis, lang=lang, comparison=comparison, folder=typed(run_dir),
-                              beside=[n for n in ("summary.json", text, "junit.xml", *MACHINE) if (run_dir / n).exists()],
+                              beside=[name for name in machine if (run_dir / name).exists()],
                               other=other_page(run_dir, page))),
     ]
     written: list[Path] = []

@@ -10,7 +10,7 @@ from analysis.repeatability import repeatability
 from bench.records.analysis import Repeatability
 from reports import tables, view
 from reports.charts import Context
-from reports.charts_little import law, overload, over_time, tight
+from reports.charts_little import law, over_time, overload, tight
 from reports.figures import Figures
 from reports.html import render
 from reports.words import Words
