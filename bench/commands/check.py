@@ -14,8 +14,10 @@ if TYPE_CHECKING:
     from bench.client.preflight import PreflightReport
     from bench.config import Problem
 
-# A bad address, model or key is what this command is for; any other fault of a config is a usage error.
-OURS = {"CFG-011", "CFG-012", "CFG-013", "CFG-014"}
+# A bad address, model or key is what this command is for; any other fault of a config is a usage error, and so is an
+# address or a model that nobody filled in: there is nothing to check yet.
+OURS = {"CFG-011", "CFG-013", "CFG-014"}
+UNFILLED = "CFG-012"
 MARKS = {"ok": "ok    ", "note": "note  ", "failed": "FAILED", "skipped": "-     "}
 
 
@@ -26,7 +28,7 @@ MARKS = {"ok": "ok    ", "note": "note  ", "failed": "FAILED", "skipped": "-    
     Sends at most eight short requests. Ends with one line of verdict and the next thing to try; each fault links to
     its section of docs/troubleshooting.md.
 
-    Exit code 0: ready; 3: not ready; 2: the config cannot be used.
+    Exit code 0: ready; 3: not ready; 2: the config cannot be used, or its address or model is not filled in.
 
     \b
     Example:
@@ -62,16 +64,26 @@ def command(
         embedded = resolved.config.engine.embedded
         key = api_key(resolved.config) if not base_url else api_key_from_environment(
             key_file=resolved.config.target.api_key_file)  # fmt: skip
+        if problems := resolved.placeholders():
+            raise ConfigError(problems)
     except ConfigError as error:
         _refuse(error.problems, as_json)
     with _engine(config_path) if embedded and config_path else nullcontext("") as engine_url:
         if engine_url:
             resolved = load_config(config_path, overrides={**overrides, "base_url": engine_url})
         report = run_preflight(resolved, key)
-    if report.next_step == "bench run" and config_path is not None:
-        report.next_step += f" --config {config_path}"
+    if report.next_step == "bench run":
+        report.next_step = _first_run(config_path)
     click.echo(json_text(report.to_dict()) if as_json else "\n".join(_lines(report)))
     sys.exit(0 if report.ok else 3)
+
+
+def _first_run(config_path: Path | None) -> str:
+    """The run to start with: 2 requests/s for half a minute, before the sweep spends its time and tokens."""
+    if config_path is None:
+        return "bench run --shape smoke (2 requests/s for 30 s), then bench run"
+    sweep = f"bench run --config {config_path}"
+    return f"{sweep} --shape smoke (2 requests/s for 30 s), then {sweep}"
 
 
 class _engine:
@@ -96,15 +108,21 @@ class _engine:
 
 
 def exit_code_of(problems: list[Problem]) -> int:
-    """3 when all that is wrong is base URL, model or key; 2 when the config is wrong otherwise."""
-    return 3 if all(problem.id in OURS for problem in problems if problem.severity == "error") else 2
+    """3 when all that is wrong is base URL, model or key; 2 when the config is wrong otherwise or they are not there."""
+    return 3 if all(problem.id in OURS for problem in forbidding(problems)) else 2
+
+
+def forbidding(problems: list[Problem]) -> list[Problem]:
+    """Those that forbid a request: the errors, and what was never filled in (a warning for a simulation)."""
+    return [problem for problem in problems if problem.severity == "error" or problem.id == UNFILLED]
 
 
 def _refuse(problems: list[Problem], as_json: bool) -> None:
     """The config was refused: a fault of the three-piece set is a failed check, any other a usage error."""
-    errors = [problem for problem in problems if problem.severity == "error"]
+    errors = forbidding(problems)
     code = exit_code_of(problems)
-    page = "docs/troubleshooting.md#three-piece-set" if code == 3 else "docs/config.md"
+    three = code == 3 or errors[0].id == UNFILLED
+    page = "docs/troubleshooting.md#three-piece-set" if three else "docs/config.md"
     sentence = f"NOT READY [{errors[0].id}]: {errors[0].where} {errors[0].found}"
     next_step = f"{errors[0].fix} ({page})"
     if as_json:

@@ -52,6 +52,7 @@ def run_job(options: JobOptions) -> int:
 def _run(options: JobOptions, say: Console, stops: Stops) -> int:
     prepare.check_address("--bind", options.bind, "127.0.0.1:5557 or 0.0.0.0:5557")
     resolved = prepare.load(options, say)
+    prepare.refuse_unfilled(resolved)
     prepare.check_key(resolved.config)
     check_part(options, resolved)
     plan = prepare.plan_of(options, resolved.config)

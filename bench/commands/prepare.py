@@ -58,6 +58,16 @@ def say_remarks(options: JobOptions, warnings: list[Any], say: Console) -> None:
         say.note(f"config: {count} ({ids}); read them with: bench validate {options.config}")
 
 
+def refuse_unfilled(resolved: Any) -> None:
+    """Refuse an address or a model that nobody filled in, as `bench validate` does: there is nothing to send to."""
+    problems = resolved.placeholders()
+    if problems:
+        names = " and ".join(problem.where.split()[-1] for problem in problems)
+        lines = [problem.text() for problem in problems]
+        last = f"the run may not start: {names} {'is' if len(problems) == 1 else 'are'} not filled in"
+        raise JobError("\n".join([*lines, last]), EXIT_USAGE)
+
+
 def check_key(config: Any) -> None:
     """Refuse a key that cannot be one before anything is started; that there is none may be right."""
     from bench.config import ConfigError, api_key

@@ -14,7 +14,8 @@ import click
 
     The request goes through the transport of the load test. No part of the key is printed.
 
-    Exit code 0: the row is ok; 3: it is not, or base URL, model or key cannot be used; 2: the config is wrong.
+    Exit code 0: the row is ok; 3: it is not, or base URL, model or key cannot be used; 2: the config is wrong, or base
+    URL or model is not filled in.
 
     \b
     Example:

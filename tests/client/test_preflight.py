@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from bench.__main__ import main
 from bench.client.outcome import CODES
 from bench.client.preflight import FIXES, NAMES, PreflightReport, run_preflight
 from bench.commands.check import command
@@ -411,13 +412,15 @@ def test_command_ready(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with FakeServer(service()) as server:
         result = invoke("--base-url", server.url, "--model", "demo-7b", BENCH_API_KEY=KEY)
         assert result.exit_code == 0, result.output
-        assert "READY: " in result.output and result.output.rstrip().endswith("next: bench run")
+        assert "READY: " in result.output and result.output.rstrip().endswith(
+            "next: bench run --shape smoke (2 requests/s for 30 s), then bench run")  # fmt: skip
         assert KEY not in result.output
         result = invoke("--base-url", server.url, "--model", "demo-7b", "--json", BENCH_API_KEY=KEY)
         assert result.exit_code == 0 and json.loads(result.output)["ok"] is True
         (tmp_path / "c.json").write_text("{}", encoding="utf-8")
         result = invoke("--config", "c.json", "--base-url", server.url, "--model", "demo-7b", BENCH_API_KEY=KEY)
-        assert result.output.rstrip().endswith("next: bench run --config c.json")
+        assert result.output.rstrip().endswith(
+            "next: bench run --config c.json --shape smoke (2 requests/s for 30 s), then bench run --config c.json")  # fmt: skip
 
 
 def test_command_not_ready(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -448,6 +451,33 @@ def test_command_refuses_a_broken_three_piece_set(
     assert words in result.output and "sk-abc" not in result.output
     document = json.loads(invoke(*arguments, "--json", **env).output)
     assert document["ok"] is False and document["next_step"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "unfilled"),
+    [
+        (["--base-url", "http://127.0.0.1:1", "--model", "your-model-id"], "model"),
+        (["--base-url", "https://your-gateway.example/api", "--model", "m"], "base_url"),
+        (["--base-url", "http://127.0.0.1:1"], "model"),
+        ([], "base_url"),
+    ],
+)
+def test_what_nobody_filled_in_is_a_usage_error_for_check_run_and_validate(
+    arguments: list[str], unfilled: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The three agree, and nothing is sent or left: no run folder."""
+    monkeypatch.chdir(tmp_path)
+    Path("c.json").write_text('{"model": "", "base_url": ""}', encoding="utf-8")
+    clean = {"BENCH_API_KEY": None, "BENCH_BASE_URL": None, "BENCH_MODEL": None, "BENCH_RUNS": None}
+    for line in (["check", "--config", "c.json"], ["run", "--config", "c.json"], ["validate", "c.json"],
+                 ["probe", "--config", "c.json"], ["run", "--config", "c.json", "--no-preflight"]):  # fmt: skip
+        result = CliRunner().invoke(main, [*line, *arguments], env=clean)
+        assert result.exit_code == 2 and unfilled in result.output and "CFG-012" in result.output, (line, result.output)
+    found = json.loads(CliRunner().invoke(main, ["check", "--json", *arguments], env=clean).stdout)
+    assert found["ok"] is False and "docs/troubleshooting.md#three-piece-set" in found["next_step"] and found["problems"]
+    said = CliRunner().invoke(main, ["run", "--config", "c.json", "--json", *arguments], env=clean)
+    assert json.loads(said.stdout)["exit_code"] == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["c.json"]
 
 
 def test_command_broken_config_is_a_usage_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
