@@ -35,7 +35,10 @@ def diagnose(
     # A miss that our own side made says nothing of the service or of its deadlines.
     sound = [s for s in measured if not own_fault(s.reasons)]
     out: list[Reason] = []
-    for case, there in ((_floor, sound), (_clause, sound), (_rejects, measured), (_client, measured),
+    # An idle floor is not seen in a queue: not where requests in flight grow, nor where half of the seats are taken.
+    idle = [s for s in sound if s.stationarity not in ("UNSTABLE", "SUSPECT")
+            and not (seats and (s.little.in_flight_mean_integral or 0.0) > 0.5 * seats)]  # fmt: skip
+    for case, there in ((_floor, idle), (_clause, sound), (_rejects, measured), (_client, measured),
                         (_contradiction, sound)):  # fmt: skip
         out.extend(case(there, slo))
     out.extend(_buffering(measured))

@@ -19,9 +19,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from analysis.gates import SAME_RATE, amount, besides, label, locate, where
+from analysis.intervals import wilson, z_quantile
 from analysis.reasons import causes_first, left_out, reason, sentence
 from analysis.repeatability import MAJORITY, repeated, sound, statistic_words
-from bench.records.analysis import TRUST, ErrorGroup, Gate, Reason, Repeatability, StageAnalysis, Verdict
+from bench.records.analysis import TRUST, ErrorGroup, Gate, Interval, Reason, Repeatability, StageAnalysis, Verdict
 from bench.records.ledger import LOCUST_STATS
 from bench.records.request import LedgerProblem
 from bench.records.sentences import joined, said, text_of
@@ -273,9 +274,8 @@ def _warnings(facts: Facts) -> list[Reason]:
         first = next((r for r in stage.reasons if r.severity == "invalid"), None)
         if first:
             out.append(left_out(first, stage.name))
-    if place and place.exact and any(s.verdict == "UNDECIDED" for s in place.exact):
-        for r in (r for s in place.exact for r in s.reasons if r.reason_id == "WARN-UNDECIDED"):
-            out.append(replace(r, severity="warn"))
+    if place and place.exact:
+        out += _undecided(place.exact, facts.repeats)
     other_model = [r for s in facts.stages for r in s.reasons if r.reason_id == "WARN-MODEL"]
     if other_model:  # of many stages the worst one speaks
         out.append(max(other_model, key=lambda r: r.value or 0.0))
@@ -294,6 +294,36 @@ def _warnings(facts: Facts) -> list[Reason]:
                           params={"problem_id": problem.problem_id, "message": problem.message, "rows": problem.rows})
             out.append(replace(made, reason_id=problem.problem_id))
     return out
+
+
+def _undecided(stages: tuple[StageAnalysis, ...], repeats: Sequence[Repeatability]) -> list[Reason]:
+    """Attainment at the deciding rate that its arrivals leave open, said once for all repeats.
+
+    Repeats with seeds of their own are independent: their arrivals decide together. Those of one seed send the same
+    arrivals again, so together they are worth no more than one of them.
+    """
+    known = [r for s in stages if s.verdict == "UNDECIDED" for r in s.reasons if r.reason_id == "WARN-UNDECIDED"]
+    if not known:
+        return []
+    worst = min(known, key=lambda r: r.value or 0.0)
+    apart = any(not r.same_seed and math.isclose(r.offered_qps, stages[0].offered_qps, abs_tol=SAME_RATE)
+                for r in repeats)  # fmt: skip
+    if apart and worst.limit is not None:
+        worth = [_worth(s.attainment_joint) for s in stages]
+        met = sum(n * (s.attainment_joint.value or 0.0) for n, s in zip(worth, stages, strict=True))
+        low, high = wilson(met, sum(worth))
+        if low >= worst.limit or high < worst.limit:
+            return []
+    return [replace(worst, severity="warn")]
+
+
+def _worth(share: Interval) -> float:
+    """Independent arrivals n that a Wilson interval rests on: its centre is (p + a/2)/(1 + a) with a = z²/n."""
+    if share.value is None or share.low is None or share.high is None:
+        return 0.0
+    centre = (share.low + share.high) / 2
+    a = (share.value - centre) / (centre - 0.5) if centre != 0.5 else 0.0
+    return min(z_quantile() ** 2 / a, float(share.n)) if a > 0 else float(share.n)
 
 
 def _trust(facts: Facts) -> list[Reason]:

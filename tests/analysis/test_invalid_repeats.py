@@ -203,3 +203,31 @@ def test_the_record_keeps_its_files(tmp_path: Path) -> None:
     run = folder(tmp_path, repeats(3))
     list_digests(run)
     assert analyse_run(run, models=False).verdict.status == "PASS"
+
+
+def test_repeats_of_other_seeds_decide_together_and_those_of_one_seed_do_not(tmp_path: Path) -> None:
+    """At .99 without a miss 381 arrivals are needed: no repeat has them, three have, if they are other arrivals."""
+    for name, seed, decided in (("a", None, True), ("b", 9, False)):
+        stages = [StageSpec(RATE, 20, 5, seed=seed, repeat=i) for i in range(3)]
+        found = analyse_run(folder(tmp_path / name, stages), models=False)
+        assert all(s.planned < 381 and s.attainment_joint.value == 1.0 for s in found.stages)
+        assert sum(s.planned for s in found.stages) > 600 and found.verdict.status == "PASS"
+        assert reasons(found).count("WARN-UNDECIDED") == (0 if decided else 1)
+        assert ("not decided by the number" in found.verdict.sentence) is not decided
+
+
+@pytest.mark.parametrize(("hits", "n"), [(100, 100), (97, 100), (10, 400), (1, 7), (990, 1000)])
+def test_what_an_interval_is_worth_is_found_back(hits: int, n: int) -> None:
+    from analysis.intervals import wilson
+    from analysis.verdict import _worth
+    from bench.records.analysis import Interval
+
+    assert _worth(Interval(hits / n, *wilson(hits, n), n=10_000)) == pytest.approx(n, rel=1e-6)
+
+
+def test_a_queue_is_no_idle_floor(tmp_path: Path) -> None:
+    from tests.analysis.synthetic import Service
+
+    over = analyse(write_run(tmp_path / "o", [StageSpec(60, 30, 5)], Service(), target_qps=60))
+    assert over.stages[0].survivors["ttft_s"].p50 > over.slo["ttft_deadline_s"]
+    assert over.stages[0].stationarity == "UNSTABLE" and "DIA-FLOOR" not in {r.reason_id for r in over.diagnosis}
