@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import re
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
+from analysis.model_report import _service
 from analysis.repeatability import repeatability
 from bench.records.analysis import Repeatability
-from reports import tables, view
+from reports import charts_model, tables, view
 from reports.charts import Context
 from reports.charts_little import law, over_time, overload, tight
 from reports.figures import Figures
@@ -123,3 +127,15 @@ def test_page_names_its_folder_its_outputs_and_its_translation(tmp_path, monkeyp
     write_all(folder, examples.nothing(), env={})
     assert 'href="report.zh-CN.html"' in (folder / "report.html").read_text(encoding="utf-8")
     assert not re.findall(r'<a href="[^#]', render(examples.nothing(), live=False))
+
+
+def test_service_moments_stand_in_the_load_table():
+    # 1 s and 3 s ended: E[S] = 2, E[S²] = (1 + 9)/2 = 5, C² = 5/4 − 1; what did not end is in none of them
+    found = _service(SimpleNamespace(e2e_s=np.array([1.0, 3.0, math.inf])))
+    assert found == {"service_mean_s": 2.0, "service_m2_s2": 5.0, "service_scv": 0.25}
+    analysis = examples.sweep()
+    analysis.model["stage_models"][0].update(found)
+    table = charts_model.load_table(context(analysis))
+    row = dict(zip(table["columns"], table["rows"][0], strict=True))
+    assert (row["E[S]"].replace("\u202f", " "), row["E[S²] (s²)"], row["C²"]) == ("2,000 ms", "5", "0.25")
+    assert table["rows"][1][-1] == "not measured"
