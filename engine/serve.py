@@ -41,6 +41,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--api-key-file", type=Path, metavar="F", help="ask for this key on /v1 routes")
     parser.add_argument("--active", type=Path, metavar="FILE",
                         help="active.json of a rollout, put in force at the start when it is there")
+    parser.add_argument("--json", action="store_true", help='say READY as JSON: {"ready": "http://HOST:PORT"}')
     parser.add_argument("--parent-pid", type=int, metavar="P", help="exit when process P is gone")
     parser.add_argument("--keep-alive-s", type=float, default=5.0, help="idle connections close after this (default 5)")
     return parser
@@ -105,7 +106,8 @@ async def serve(app: App, options: argparse.Namespace) -> int:
         watcher = loop.create_task(watch_parent(options.parent_pid, stop))
     host = f"[{options.host}]" if ":" in options.host else options.host
     with contextlib.suppress(BrokenPipeError):
-        print(f"READY http://{host}:{port}", flush=True)
+        address = f"http://{host}:{port}"
+        print(json.dumps({"ready": address}) if options.json else f"READY {address}", flush=True)
     await stop.wait()
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)

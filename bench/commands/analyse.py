@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from bench.commands.options import quiet_option
 from bench.commands.starting import refuse_missing
 
 USAGE_EXIT = 2
@@ -35,9 +36,10 @@ NO_VERDICT_EXIT = 4  # a CSV alone cannot carry a verdict
 )
 @click.option("--target-qps", type=click.FloatRange(min=0, min_open=True), help="Rate at which the SLO must hold, 1/s.")
 @click.option("--models/--no-models", default=True, help="Fit the queueing models too (the slower half).")
+@quiet_option("Only the verdict.")
 def command(
     run: Path, as_json: bool, slo_ttft_ms: float | None, slo_tpot_ms: float | None, slo_p95_ms: float | None,
-    attainment: float | None, target_qps: float | None, models: bool,
+    attainment: float | None, target_qps: float | None, models: bool, quiet: bool,
 ) -> None:  # fmt: skip
     """Write analysis.json again from any run folder and print its verdict.
 
@@ -55,7 +57,7 @@ def command(
 
     try:
         code = _analyse(
-            run, as_json, slo_ttft_ms=slo_ttft_ms, slo_tpot_ms=slo_tpot_ms, slo_p95_ms=slo_p95_ms,
+            run, as_json, quiet, slo_ttft_ms=slo_ttft_ms, slo_tpot_ms=slo_tpot_ms, slo_p95_ms=slo_p95_ms,
             attainment_target=attainment, target_qps=target_qps, models=models,
         )  # fmt: skip
     except LedgerError as exc:
@@ -69,7 +71,7 @@ def command(
     sys.exit(code)
 
 
-def _analyse(run: Path, as_json: bool, **overrides: Any) -> int:
+def _analyse(run: Path, as_json: bool, quiet: bool, **overrides: Any) -> int:
     from analysis.analyse import write_analysis
     from analysis.csv_check import csv_only_report
     from bench.records.analysis import to_json
@@ -77,13 +79,14 @@ def _analyse(run: Path, as_json: bool, **overrides: Any) -> int:
 
     if find_requests(run) is None and (run.is_file() or any(run.glob("*_stats.csv"))):
         report = csv_only_report(run)
-        click.echo(json.dumps(report, indent=1) if as_json else _csv_text(report))
+        lines = _csv_text(report)
+        click.echo(json.dumps(report, indent=1) if as_json else lines[0] if quiet else "\n".join(lines))
         return NO_VERDICT_EXIT
     found = write_analysis(run, **overrides)
     if as_json:
         click.echo(to_json(found))
     else:
-        click.echo("\n".join(summary_lines(found, run)))
+        click.echo(verdict_lines(found)[0] if quiet else "\n".join(summary_lines(found, run)))
     return found.verdict.exit_code
 
 
@@ -143,7 +146,7 @@ def _ms(value: float | None) -> str:
     return "inf" if value == float("inf") else f"{value * 1e3:.1f} ms"
 
 
-def _csv_text(report: dict[str, Any]) -> str:
+def _csv_text(report: dict[str, Any]) -> list[str]:
     lines = [f"{report['source']}: no verdict. {report['loss']}", ""]
     lines += [f"problem: {p}" for p in report["problems"]]
     lines.append(f"{'type':<12}{'name':<20}{'requests':>9}{'failures':>9}{'mean ms':>11}{'p95 ms (bounds)':>24}")
@@ -154,4 +157,4 @@ def _csv_text(report: dict[str, Any]) -> str:
         lines.append(
             f"{row['type']:<12}{row['name']:<20}{row['requests']:>9}{row['failures']:>9}{mean:>11}{bounds:>24}"
         )
-    return "\n".join(lines)
+    return lines

@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from bench.commands.options import quiet_option
 from bench.commands.starting import refuse_missing
 
 USAGE_EXIT = 2
@@ -38,7 +39,8 @@ USAGE_EXIT = 2
               help="Offered rate; default: the highest that two caps have in common.")
 @click.option("--force", is_flag=True, help="Although the configs differ in more than the cap.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output instead of text.")
-def command(runs: tuple[Path, ...], qps: float | None, force: bool, as_json: bool) -> None:
+@quiet_option("Only the sentence.")
+def command(runs: tuple[Path, ...], qps: float | None, force: bool, as_json: bool, quiet: bool) -> None:
     """Read, compute and print."""
     refuse_missing("batch-curve", *runs)
     from analysis.batch_curve import batch_curve
@@ -51,7 +53,7 @@ def command(runs: tuple[Path, ...], qps: float | None, force: bool, as_json: boo
         click.echo(f"bench batch-curve: {error}", err=True)
         sys.exit(USAGE_EXIT)
     found = batch_curve(analyses, rate)
-    click.echo(json.dumps(found.as_dict()) if as_json else "\n".join(lines(found)))
+    click.echo(json.dumps(found.as_dict()) if as_json else found.sentence if quiet else "\n".join(lines(found)))
 
 
 def _analysis(run: Path) -> Any:

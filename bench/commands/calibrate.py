@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 
+from bench.commands.options import quiet_option
 from bench.commands.starting import refuse_missing
 from bench.commands.untold import untold, with_settings
 
@@ -50,7 +51,9 @@ DOUBT_RATIO = 0.15  # the method gives E2E back within 3 % where the law holds (
 @click.option("--force", is_flag=True, help="Write over an existing file.")
 @click.option("--no-compare", is_flag=True, help="Do not simulate the run with the new profile.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output instead of text.")
-def command(run: Path, output: Path, base: str, force: bool, no_compare: bool, as_json: bool) -> None:
+@quiet_option("Only the file, and what to doubt of it.")
+def command(run: Path, output: Path, base: str, force: bool, no_compare: bool, as_json: bool,
+            quiet: bool) -> None:  # fmt: skip
     """Fit, write, predict and print."""
     refuse_missing("calibrate", run)
     from analysis.load import LedgerError
@@ -67,6 +70,9 @@ def command(run: Path, output: Path, base: str, force: bool, no_compare: bool, a
     if as_json:
         more = {"compare": table, "assumed": _assumed(raw), "doubt": _doubt(table, found)}
         click.echo(json.dumps({"profile": str(output), **asdict(profile), **more}))
+    elif quiet:
+        doubt = _doubt(table, found)
+        click.echo("\n".join([*([f"note: {doubt}"] if doubt else []), f"written: {output}"]))
     else:
         click.echo("\n".join(_text(profile, found, table, _assumed(raw), output)))
 

@@ -26,6 +26,8 @@ from typing import Any
 
 import click
 
+from bench.commands.options import quiet_option
+
 NULL_TTFT_S = 0.05
 GAP_S = 0.010  # between tokens, as a service at an easy load has it
 MEAN_ANSWER_S = 1.0  # longer answers come faster than GAP_S, so that a stage stays short
@@ -63,8 +65,9 @@ START_S = 6.0  # of Locust, its end and the analysis
               help="Where the calibration is written (default: client-calibration.json in the folder of the runs).")
 @click.option("--keep", type=click.Path(path_type=Path), default=None, help="Keep the run folders in this folder.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output instead of text.")
+@quiet_option("Only the result.")
 def command(config: Path, qps: str, processes: int, budget_s: float, output: Path | None, keep: Path | None,
-            as_json: bool) -> None:  # fmt: skip
+            as_json: bool, quiet: bool) -> None:  # fmt: skip
     """Measure, write, print; exit code 0, or 4 when not even the lowest rate held."""
     from bench.commands.client_calibration import default_file
     from bench.commands.job_options import JobError
@@ -72,7 +75,7 @@ def command(config: Path, qps: str, processes: int, budget_s: float, output: Pat
 
     path = output or default_file()
     try:
-        made = calibrate_client(config, qps, processes, budget_s, keep, quiet=as_json)
+        made = calibrate_client(config, qps, processes, budget_s, keep, quiet=as_json or quiet)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_calibration(path, made)
     except JobError as error:

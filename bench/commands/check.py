@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bench.client.redact import json_text
+from bench.commands.options import quiet_option
 
 if TYPE_CHECKING:
     from bench.client.preflight import PreflightReport
@@ -43,9 +44,11 @@ MARKS = {"ok": "ok    ", "note": "note  ", "failed": "FAILED", "skipped": "-    
 @click.option("--endpoint", type=click.Choice(["chat", "completions", "responses", "messages"]), help="What it speaks.")
 @click.option("--auth", type=click.Choice(["auto", "bearer", "x-api-key"]), help="How it wants the API key.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
+@quiet_option("Only the verdict and the next step.")
 def command(
-    config_path: Path | None, base_url: str, model: str, endpoint: str | None, auth: str | None, as_json: bool
-) -> None:
+    config_path: Path | None, base_url: str, model: str, endpoint: str | None, auth: str | None, as_json: bool,
+    quiet: bool,
+) -> None:  # fmt: skip
     """Run the preflight once."""
     from bench.client.preflight import run_preflight
     from bench.config import ConfigError, api_key, api_key_from_environment, load_config
@@ -67,14 +70,14 @@ def command(
         if problems := resolved.placeholders():
             raise ConfigError(problems)
     except ConfigError as error:
-        _refuse(error.problems, as_json)
+        _refuse(error.problems, as_json, quiet)
     with _engine(config_path) if embedded and config_path else nullcontext("") as engine_url:
         if engine_url:
             resolved = load_config(config_path, overrides={**overrides, "base_url": engine_url})
         report = run_preflight(resolved, key)
     if report.next_step == "bench run":
         report.next_step = _first_run(config_path)
-    click.echo(json_text(report.to_dict()) if as_json else "\n".join(_lines(report)))
+    click.echo(json_text(report.to_dict()) if as_json else "\n".join(_lines(report, quiet)))
     sys.exit(0 if report.ok else 3)
 
 
@@ -108,7 +111,7 @@ class _engine:
 
 
 def exit_code_of(problems: list[Problem]) -> int:
-    """3 when all that is wrong is base URL, model or key; 2 when the config is wrong otherwise or they are not there."""
+    """3 when all that is wrong is base URL, model or key; 2 when it is wrong otherwise or they are not there."""
     return 3 if all(problem.id in OURS for problem in forbidding(problems)) else 2
 
 
@@ -117,7 +120,7 @@ def forbidding(problems: list[Problem]) -> list[Problem]:
     return [problem for problem in problems if problem.severity == "error" or problem.id == UNFILLED]
 
 
-def _refuse(problems: list[Problem], as_json: bool) -> None:
+def _refuse(problems: list[Problem], as_json: bool, quiet: bool) -> None:
     """The config was refused: a fault of the three-piece set is a failed check, any other a usage error."""
     errors = forbidding(problems)
     code = exit_code_of(problems)
@@ -130,13 +133,15 @@ def _refuse(problems: list[Problem], as_json: bool) -> None:
                     "problems": [problem.to_dict() for problem in errors]}  # fmt: skip
         click.echo(json_text(document))
     else:
-        lines = [f"FAILED  {problem.text()}" for problem in errors]
-        click.echo("\n".join([*lines, "", sentence, f"next: {next_step}"]))
+        lines = [] if quiet else [*(f"FAILED  {problem.text()}" for problem in errors), ""]
+        click.echo("\n".join([*lines, sentence, f"next: {next_step}"]))
     sys.exit(code)
 
 
-def _lines(report: PreflightReport) -> list[str]:
+def _lines(report: PreflightReport, quiet: bool) -> list[str]:
     """The report for people: one line per check, then verdict and next step."""
+    if quiet:
+        return [report.sentence, f"next: {report.next_step}"]
     lines = []
     for check in report.checks:
         lines.append(f"{MARKS[check.status]}  {check.name:<13} {check.found}")

@@ -71,6 +71,11 @@ LOAD: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
 )
 
 
+def quiet_option(text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """`--quiet`, with what is left of the output; errors are always said, and --json prints its object all the same."""
+    return click.option("--quiet", "-q", is_flag=True, help=text)
+
+
 def load_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of a job to a command; they arrive as keywords of `JobOptions`."""
     return _with(LOAD, function)

@@ -18,6 +18,8 @@ from typing import Any
 
 import click
 
+from bench.commands.options import quiet_option
+
 USAGE_EXIT, INVALID_EXIT, FAILED_EXIT = 2, 4, 1
 BURST_INTERVALS_S = (1.0, 5.0, 10.0, 30.0, 60.0)
 
@@ -82,6 +84,7 @@ BURST_INTERVALS_S = (1.0, 5.0, 10.0, 30.0, 60.0)
     help="Write the run's config with the planned settings to this file.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
+@quiet_option("Only the safe rate.")
 def command(
     run: Path | None,
     config: Path | None,
@@ -91,6 +94,7 @@ def command(
     runs_with: tuple[str, ...],
     write: Path | None,
     as_json: bool,
+    quiet: bool,
 ) -> None:
     """Plan and exit."""
     from bench.config import ConfigError
@@ -114,7 +118,8 @@ def command(
         except OSError as error:
             click.echo(f"bench plan: {write}: {error.strerror}; give --write a file that can be written", err=True)
             sys.exit(USAGE_EXIT)
-    click.echo(json.dumps(document, ensure_ascii=False) if as_json else "\n".join(_text(document, write)))
+    lines = _text(document, write)
+    click.echo(json.dumps(document, ensure_ascii=False) if as_json else lines[0] if quiet else "\n".join(lines))
 
 
 class PlanRefused(Exception):

@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from bench.commands.options import quiet_option
+
 
 @click.command(
     "probe",
@@ -32,6 +34,7 @@ import click
 @click.option("--read", type=click.Choice(["prompt", "lazy"]), default="prompt", show_default=True,
               help="lazy: as most streams of a run; no timeline and no texts then.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="One line instead of indented JSON.")
+@quiet_option("Only the status of the row, and its code.")
 def command(
     config_path: Path | None,
     base_url: str,
@@ -42,6 +45,7 @@ def command(
     prompt: str,
     read: str,
     as_json: bool,
+    quiet: bool,
 ) -> None:
     """Send one request."""
     from bench.client.errors import ChannelError
@@ -71,5 +75,9 @@ def command(
     except ChannelError as error:
         click.echo(f"{error.code}: {error}", err=True)
         sys.exit(3)
-    click.echo(json_text(result, None if as_json else 2))
-    sys.exit(0 if result["row"]["status"] == "ok" else 3)
+    row = result["row"]
+    if quiet and not as_json:
+        click.echo(" ".join(word for word in (row["status"], row["code"]) if word))
+    else:
+        click.echo(json_text(result, None if as_json else 2))
+    sys.exit(0 if row["status"] == "ok" else 3)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import sys
 from pathlib import Path
 
 import click
+
+from bench.commands.options import quiet_option
 
 
 @click.command(
@@ -26,7 +30,11 @@ import click
 @click.argument("sources", metavar="SOURCE...", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
 @click.option("--output", "-o", default=None, type=click.Path(path_type=Path), help="New run folder, of one run.")
 @click.option("--into", default=None, type=click.Path(path_type=Path), help="New run folder, of all parts of a plan.")
-def command(sources: tuple[Path, ...], output: Path | None, into: Path | None) -> None:
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output instead of text.")
+@quiet_option("Only the new folder, and what was lost.")
+def command(
+    sources: tuple[Path, ...], output: Path | None, into: Path | None, as_json: bool, quiet: bool
+) -> None:
     """Recover one run and exit with 0, or 2 when the sources do not fit together."""
     from bench.commands.recovery import RecoveryError, merge, recover
 
@@ -38,5 +46,9 @@ def command(sources: tuple[Path, ...], output: Path | None, into: Path | None) -
     except (RecoveryError, OSError, ValueError) as error:
         click.echo(f"Error: {error}", err=True)
         sys.exit(2)
-    for line in done.lines():
-        click.echo(line)
+    if as_json:
+        click.echo(json.dumps(dataclasses.asdict(done), default=str, ensure_ascii=False))
+        return
+    lost = {name: count for name, count in done.lost.items() if count}
+    short = [f"stage {name}: {count} lost (CL-LOST)" for name, count in lost.items()]
+    click.echo("\n".join([*short, f"written: {done.run_dir}"] if quiet else done.lines()))

@@ -55,8 +55,7 @@ class Source:
         if self.folder is not None:
             self.info = read_run(self.folder / RUN)
         else:
-            known = {f.name for f in dataclasses.fields(RunInfo)}
-            self.info = RunInfo(**{k: v for k, v in self.shards[0].head["run"].items() if k in known})
+            self.info = _info(self.shards[0].head["run"])
         self.info.problems = list(self.info.problems)
         self.closed = self._closed_stages()
 
@@ -208,11 +207,22 @@ def read_sources(paths: list[Path]) -> tuple[list[Source], list[str]]:
     return [Source(key[0], shards.get(key, []), folders.get(key)) for key in keys], left_out
 
 
+def _info(head: dict[str, Any]) -> RunInfo:
+    """The run in a shard's head, without what a later version wrote beside it. Raises TypeError when a part lacks."""
+    known = {f.name for f in dataclasses.fields(RunInfo)}
+    return RunInfo(**{k: v for k, v in head.items() if k in known})
+
+
 def _keep(shards: dict[tuple[str, Part], list[Shard]], shard: Shard) -> None:
     head = shard.head
     if not (isinstance(head, dict) and isinstance(head.get("run"), dict) and "plan" in head):
         raise _NoRunError(f"{shard.path}: names no run and no plan in its head; give the .shard files of the workers")
     run = head["run"]
+    try:
+        _info(run)
+    except TypeError as error:
+        lacking = str(error).partition(": ")[2] or str(error)
+        raise _NoRunError(f"{shard.path}: its head has not all of a run ({lacking}); is it of this version?") from None
     mine = shards.setdefault((run.get("run_id", ""), part_of(run.get("part") or {})), [])
     if all(other.path.resolve() != shard.path.resolve() for other in mine):  # given twice, by file and by folder
         mine.append(shard)

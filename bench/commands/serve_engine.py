@@ -23,7 +23,10 @@ import click
               help="Ask for the key in this file on the /v1 routes.")
 @click.option("--active", type=click.Path(dir_okay=False, path_type=Path),
               help="active.json of a rollout: the engine starts at the stage it was at.")
-def command(config_path: Path, host: str, port: int, api_key_file: Path | None, active: Path | None) -> None:
+@click.option("--json", "as_json", is_flag=True, help='The line that says READY as JSON: {"ready": "http://..."}.')
+def command(
+    config_path: Path, host: str, port: int, api_key_file: Path | None, active: Path | None, as_json: bool
+) -> None:
     """Start the embedded engine and leave it running until Ctrl-C.
 
     It speaks the OpenAI API with a simulated GPU behind a real scheduler; /metrics, /debug/state and
@@ -39,4 +42,6 @@ def command(config_path: Path, host: str, port: int, api_key_file: Path | None, 
         arguments += ["--api-key-file", str(api_key_file)]
     if active is not None:
         arguments += ["--active", str(active)]
+    if as_json:
+        arguments += ["--json"]
     os.execv(sys.executable, arguments)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bench.commands.options import SHAPES, plan_options
+from bench.commands.options import SHAPES, plan_options, quiet_option
 from bench.commands.starting import load_numpy_alone
 
 # Warnings for commands that send nothing; a run with them does not start (`Resolved.placeholders`).
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 @click.option("--model", default="", help="Model id; overrides config and environment.")
 @click.option("--all", "show_all", is_flag=True, help="Show defaults too.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
+@quiet_option("Only the problems, and whether the run may start.")
 def command(
     file: Path,
     shape: str,
@@ -52,6 +53,7 @@ def command(
     model: str,
     show_all: bool,
     as_json: bool,
+    quiet: bool,
 ) -> None:
     """Check one config file."""
     from bench.config import ConfigError, Problem, load_config
@@ -86,7 +88,8 @@ def command(
     problems += resolved.warnings + prompt_warnings(plan, stages) + cut_warnings(plan)
     problems += size_warnings(resolved.config.slo.attainment_target, stages)
     document = _document(file, resolved, plan, stages, problems)
-    _finish(document, as_json, _report(document, problems, stages, show_all))
+    told = _told(problems) if quiet else _report(document, problems, stages, show_all)
+    _finish(document, as_json, told)
 
 
 def _rates(text: str) -> list[float] | None:
@@ -309,10 +312,15 @@ def _leaves(values: dict[str, Any], origin: dict[str, str]) -> list[tuple[str, A
     return out
 
 
+def _told(problems: list[Problem]) -> list[str]:
+    """The problems and the last line."""
+    return [*_lines(problems), *([""] if problems else []), _end(problems)]
+
+
 def _refuse(file: Path, problems: list[Problem], as_json: bool) -> None:
     """End where there is no plan to show."""
     document = {"ok": False, "file": str(file), "problems": _plain(problems)}
-    _finish(document, as_json, [*_lines(problems), "", _end(problems)])
+    _finish(document, as_json, _told(problems))
 
 
 def _finish(document: dict[str, Any], as_json: bool, lines: list[str]) -> None:

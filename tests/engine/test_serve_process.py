@@ -126,10 +126,12 @@ def test_missing_key_file_is_exit_2(config_path, tmp_path):
     assert caught.value.exit_code == 2
 
 
-def test_serve_engine_command(config_path):
-    process = subprocess.Popen([sys.executable, "-m", "bench", "serve-engine", "--config", config_path, "--port", "0"],
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert process.stdout.readline().startswith(b"READY http://127.0.0.1:")
+@pytest.mark.parametrize(("option", "start"), [([], b"READY http://127.0.0.1:"), (["--json"], b'{"ready": "http://127.0.0.1:')])
+def test_serve_engine_command(config_path, option, start):
+    command = [sys.executable, "-m", "bench", "serve-engine", "--config", config_path, "--port", "0", *option]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    line = process.stdout.readline()
+    assert line.startswith(start) and (not option or list(json.loads(line)) == ["ready"])
     process.send_signal(signal.SIGINT)
     assert process.wait(10) == 0 and process.stderr.read() == b""
     process.stdout.close()

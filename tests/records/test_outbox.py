@@ -81,7 +81,10 @@ def test_a_shard_without_a_run_in_its_head_is_refused_in_words(tmp_path: Path) -
     ShardWriter(tmp_path / "old.shard", {"made_by": "another"}).close()
     with pytest.raises(ValueError, match=r"old\.shard: names no run and no plan in its head"):
         read_sources([tmp_path / "old.shard"])
-    assert read_sources([tmp_path])[0] == []
+    ShardWriter(tmp_path / "part.shard", {"run": {"run_id": "r"}, "plan": "{}"}).close()
+    with pytest.raises(ValueError, match=r"part\.shard: its head has not all of a run .*finished_utc"):
+        read_sources([tmp_path / "part.shard"])
+    assert read_sources([tmp_path])[0] == [] and len(read_sources([tmp_path])[1]) == 2
     assert "old.shard: names no run" in read_sources([tmp_path])[1][0]
 
 

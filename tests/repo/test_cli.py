@@ -125,6 +125,21 @@ def test_validate_starts_no_threads() -> None:
         assert done.stdout.splitlines()[-1] == f"@ True 1 {kept}"
 
 
+WITHOUT = {
+    "completion": {"--json", "--quiet"},  # a script for the shell
+    "serve-engine": {"--quiet"},  # one line: where it listens
+    "explain": {"--quiet"},  # the story is the result
+    "watch": {"--quiet"},  # the lines are the result
+}
+
+
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_every_command_has_json_and_quiet_or_a_reason(name: str) -> None:
+    options = {flag for p in write_cli_doc.load(name).params if isinstance(p, click.Option) for flag in p.opts}
+    assert {"--json", "--quiet"} - options == WITHOUT.get(name, set())
+    assert ("-q" in options) == ("--quiet" in options)
+
+
 def test_a_wrong_command_names_the_near_one() -> None:
     done = CliRunner().invoke(main, ["comprae"])
     assert done.exit_code == 2 and "Did you mean 'compare'?" in done.output

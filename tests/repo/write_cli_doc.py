@@ -20,6 +20,8 @@ HEAD = """# The command line
 
 With `--json`, standard output holds JSON and nothing else (`watch`: one object per line). A command that could not do its work says why on standard error and by its exit code; `run`, `demo`, `simulate`, `check` and `validate` say it in the JSON too (`error`, or `problems`).
 
+With `--quiet`, only the result is left: the verdict, the file, the safe rate. Errors are said all the same, and `--json` prints its object. `explain`, `watch`, `serve-engine` and `completion` print nothing but their result.
+
 The API key is never an option: `BENCH_API_KEY`, `BENCH_API_KEY_FILE` or a line in `.env` ([config.md](config.md)).
 
 Completion: `eval "$(bench completion bash)"`, the same for zsh and fish.
