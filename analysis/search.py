@@ -47,6 +47,7 @@ MIN_SURE = 50  # arrivals below which no rate is decided
 # Of the deadline: every part of the stage below it decides for `under`. A limit of .8 lets rates above the knee
 # through, .4 leaves too few rates decided; docs/evidence/knee_search.md.
 FAR_INSIDE = 0.6
+STEADY = 3.0  # standard deviations between the logarithms of the parts and the deadline: such a score has no tail
 TRIES = 2  # measurements of one rate before it counts as near the knee
 MIN_NEAR = 3.0  # stages' worth of weight near the crossing before the interval may end the search
 KERNEL = 1.5  # sd of the weight in logits of the miss share: 0.01 counts fully, 0.001 and 0.1 a third
@@ -153,13 +154,26 @@ def decide(probes: Sequence[Probe], target: float, usual: float = USUAL_DISPERSI
     if k > n / 2:  # no cluster: most of all arrivals missed
         return "over"
     states = sum(p.states for p in probes)
-    if scores and max(scores) <= FAR_INSIDE and k == 0 and states >= SEEN_STATES / (1 - target):
+    seen = k == 0 and states >= SEEN_STATES / (1 - target)
+    if seen and scores and (max(scores) <= FAR_INSIDE or steady(scores)):
         return "under"
     shrink = max(dispersion([(p.batch_arrivals, p.batch_misses) for p in probes]), usual, clusters(probes))
     low, high = wilson((n - k) / shrink, n / shrink, SURE)
     if low >= target:
         return "under"
     return "over" if high < target else "open"
+
+
+def steady(scores: Sequence[float]) -> bool:
+    """Whether the parts differ so little that the deadline lies STEADY standard deviations of their logarithm away.
+
+    A score that follows the batch, such as the time per token, has no rare excursions: it may lie above FAR_INSIDE at
+    any load, and such a rate would stay open for ever.
+    """
+    if len(scores) < 5 or min(scores) <= 0 or max(scores) >= 1:
+        return False
+    logs = np.log(scores)
+    return bool(-logs.max() >= STEADY * logs.std(ddof=1))
 
 
 def clusters(probes: Sequence[Probe]) -> float:

@@ -27,11 +27,18 @@ from benchmarks.evidence_knee import Searched, mm1, mm1_knee, search
 LIMITS = Limits(start_qps=20, lowest_qps=0.5, highest_qps=500, stage_s=120, max_time_s=7200, hold_s=60, overhead_s=60)
 
 
-def stage(qps: float, misses: int, arrivals: int = 2000, *, score: float = 0.9, spread: bool = True, **more: object) -> Probe:
-    """A stage of ten parts; its misses spread evenly, or all in one part."""
+UNEVEN = (1.0, 0.75, 0.9, 0.6, 0.8)  # sd of the logarithms .194
+EVEN = (1.0, 0.98, 0.99, 0.97, 0.99)  # sd .0116
+
+
+def stage(
+    qps: float, misses: int, arrivals: int = 2000, *, score: float = 0.9, spread: bool = True,
+    shape: tuple[float, ...] = UNEVEN, **more: object,
+) -> Probe:  # fmt: skip
+    """A stage of ten parts; its misses spread evenly, or all in one part. `shape`: its five scores over the largest."""
     parts = [misses // 10 + (i < misses % 10) for i in range(10)] if spread else [misses] + [0] * 9
     fields = {"stable": True, **more}
-    return Probe(qps, 100.0, (arrivals // 10,) * 10, tuple(parts), score, (score,) * 5, **fields)  # type: ignore[arg-type]
+    return Probe(qps, 100.0, (arrivals // 10,) * 10, tuple(parts), score, tuple(score * x for x in shape), **fields)  # type: ignore[arg-type]
 
 
 def test_the_knee_of_the_queue_is_where_the_closed_form_says() -> None:
@@ -103,6 +110,11 @@ def test_a_rate_at_the_knee_is_not_divided_at_for_ever() -> None:
     (stage(10, 0, score=0.3), "under"),  # every part far inside its deadline
     (stage(10, 0, score=0.6), "under"),  # the limit of that
     (stage(10, 0, score=0.7), "open"),  # not far enough: at a knee a stage may look like that
+    (stage(10, 0, score=0.7, shape=EVEN), "under"),  # not far inside, and steady: -ln .7 = .357 is 30 sd
+    (stage(10, 0, score=0.96, shape=EVEN), "under"),  # -ln .96 = .041 is 3.5 sd
+    (stage(10, 0, score=0.97, shape=EVEN), "open"),  # .030 is 2.6 sd
+    (stage(10, 1, score=0.7, shape=EVEN), "open"),  # a miss is no steady score
+    (stage(10, 0, score=0.7, shape=EVEN, states=10.0), "open"),  # too short to know how steady it is
     (stage(10, 0, arrivals=2000), "open"),  # no miss, but close: 2000/10 = 200 effective, Wilson 99 % low = .968
     (stage(10, 0, arrivals=10_000), "under"),  # 1000 effective: 1/(1 + 6.63/1000) = .9934
     (stage(10, 1500), "over"),
