@@ -33,6 +33,7 @@ from bench.config import Config, ConfigError, Resolved, api_key, load_config
 from bench.config.schema import MAX_QPS, MIN_QPS
 from bench.records.part import WHOLE, parse_part
 from bench.workload.plan import Plan, PlanError, build_plan
+from bench.workload.stage_count import stage_settings
 from locustfiles import labels, live_page, observe, start_form, stats
 from locustfiles.conductor import Conductor, NextStage
 from locustfiles.generator import Generator
@@ -226,7 +227,7 @@ class Wiring:
             "limits": config.limits.model_dump(),
             "metrics_url": metrics_address(target.metrics_url, config.base_url, embedded=config.engine.embedded),
             "metrics_headers": lambda: _metrics_headers(config),  # asked when it is needed, so that no key lies here
-            "live": live_settings(config),
+            "live": stage_settings(config),
             "worker": {
                 "base_url": config.base_url,
                 "api_key_file": target.api_key_file,
@@ -359,27 +360,6 @@ def _refuse_nowhere(resolved: Resolved | None) -> None:
             + "Start the engine with `bench serve-engine` and give its address with --host"
             + (", or set engine.embedded to false to test your service" if unused else "")
         )
-
-
-def live_settings(config: Config) -> dict[str, Any]:
-    """What `Live` needs of the config: deadlines in seconds and the gates that may end the run."""
-    slo = config.slo
-    ttft_ms, tpot_ms = slo.ttft_deadline_ms, slo.tpot_deadline_ms
-    classes = {
-        c.name: ((c.ttft_deadline_ms or ttft_ms) / 1000, (c.tpot_deadline_ms or tpot_ms) / 1000) for c in config.classes
-    }
-    return {
-        "model": config.model,
-        "target_qps": config.loadgen.target_qps,
-        "slo": {
-            "ttft_s": ttft_ms / 1000,
-            "tpot_s": tpot_ms / 1000,
-            "e2e_s": slo.p95_target_ms / 1000,
-            "target": slo.attainment_target,
-            "classes": classes,
-        },
-        "gates": [gate.model_dump() for gate in config.gates if gate.abort],
-    }
 
 
 def parse_rates(text: str) -> list[float] | None:

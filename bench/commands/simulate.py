@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib.metadata import version
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,8 @@ CHUNK_ROWS = 4096
     help="""The same sweep in virtual time.
 
     Runs the config's load through the embedded engine's scheduler without waiting, and writes a run folder that
-    `bench analyse` and `bench report` read like a measured one. Nothing is sent anywhere.
+    `bench analyse` and `bench report` read like a measured one. Nothing is sent anywhere. A gate with `abort` ends the sweep early,
+    as in `bench run`; with --compare every rate is simulated.
 
     \b
     Example:
@@ -164,35 +166,46 @@ def _simulate(options: Any, overrides: dict[str, Any], old: Path | None, say: An
         folder = stack.enter_context(run_dir_of(options))
         started = datetime.datetime.now(datetime.UTC)
         journal = stack.enter_context(writer(folder / DECISIONS)) if decisions else None
-        _write(folder, simulate_stages(plan, resolved.config, engine=engine, old=rerun, journal=journal), say)
+        stages = simulate_stages(plan, resolved.config, engine=engine, old=rerun, journal=journal)
+        stopped_by = _write(folder, plan, stages, resolved.config, say)
         _write_info(folder, resolved, plan, engine, started, "rerun" if rerun is not None else options.shape,
-                    found.losses if found is not None else None)
+                    found.losses if found is not None else None, stopped_by)
     return folder
 
 
-def _write(folder: Path, results: Iterator[Any], say: Any) -> None:
-    """Requests, stages and gauge of a simulation, stage by stage."""
-    from itertools import islice
-
+def _write(folder: Path, plan: Any, results: Iterator[Any], config: Any, say: Any) -> str:
+    """Requests, stages and gauge of a simulation, stage by stage; the `abort` gate that ended it early, or nothing."""
+    from bench.commands.simulate_gates import Gates
     from bench.records import ledger
+    from bench.records.lost import stage_not_run
     from bench.records.request import FIELD_NAMES
     from bench.records.stage import INFLIGHT_COLUMNS, STAGE_COLUMNS
 
+    gates, stopped_by, done = Gates(plan, config), "", 0
     with (ledger.RowWriter(folder / ledger.REQUESTS, FIELD_NAMES) as requests,
           ledger.RowWriter(folder / ledger.STAGES, STAGE_COLUMNS) as stages,
           ledger.RowWriter(folder / ledger.INFLIGHT, INFLIGHT_COLUMNS) as gauge):
         for result in results:
-            rows = result.rows()
+            rows, row, count = result.rows(), result.stage_row(), gates.begin(result)
             while chunk := list(islice(rows, CHUNK_ROWS)):
                 requests.write(chunk)
-            stages.write([result.stage_row()])
+                gates.add(count, chunk)
+            stopped_by = gates.missed(count, row)
+            stages.write([row])
             gauge.write(result.inflight_rows())
             seconds = result.end_s - result.start_s
             say.note(f"  {result.stage.name:<18} {len(result.schedule)} arrivals, {seconds:.0f} s simulated")
+            done += 1
+            if stopped_by:
+                break
+        stages.write([stage_not_run(stage, marks=["not_run"]) for stage in plan.stages[done:]])
+    if stopped_by:
+        say.warn(f"stopped in order: {stopped_by}")
+    return stopped_by
 
 
 def _write_info(folder: Path, resolved: Any, plan: Any, engine: Any, started: datetime.datetime, shape: str,
-                losses: list[str] | None) -> None:
+                losses: list[str] | None, stopped_by: str = "") -> None:
     """Write run.json; `losses` of a simulated old run: what could not be carried from it (None: no old run)."""
     from bench import __version__
     from bench.records.digests import file_digests
@@ -208,6 +221,7 @@ def _write_info(folder: Path, resolved: Any, plan: Any, engine: Any, started: da
         host={"system": platform.system(), "machine": platform.machine()}, seed=plan.run_seed,
         schedule_hash=plan_hash(plan) if losses is None else "", command=["bench", *sys.argv[1:]],
         config=resolved.masked(), config_origin=resolved.origin, loop="open", shape=shape, workers=1, simulated=True,
+        stopped_by=stopped_by,
         target={"kind": "simulated", "profile": profile.name, "profile_kind": profile.kind,
                 "profile_source": profile.source, "replicas": engine.replicas, "style": engine.style,
                 **({"losses": losses} if losses else {})},

@@ -18,7 +18,8 @@ from bench.records.analysis import Interval
 from bench.records.packing import batch_of, pack, unpack
 from bench.records.request import RequestRow
 from bench.workload.plan import build_plan
-from locustfiles.live import SERIES_POINTS, GateCount, Histogram, Live, applies
+from bench.workload.stage_count import GateCount, Histogram, applies
+from locustfiles.live import SERIES_POINTS, Live
 from tests.load.conftest import CONFIG
 
 SLO = {"ttft_s": 0.8, "tpot_s": 0.1, "e2e_s": 4.0, "target": 0.9, "classes": {"chat": (0.2, 0.05)}}

@@ -14,7 +14,7 @@ from analysis import stage as stage_module
 from bench.records.clauses import lag_limit_s
 from bench.records.packing import batch_of, pack, unpack
 from bench.records.request import FIELD_NAMES, RequestRow
-from locustfiles import live as live_module
+from bench.workload import stage_count as count_module
 from locustfiles.live import Live
 from tests.analysis.synthetic import StageSpec, default_config, make_run, write_csv, write_run
 from tests.analysis.test_verdict import QUICK, analyse
@@ -102,7 +102,7 @@ def test_a_late_sender_is_late_here_where_the_analysis_says_so(tmp_path: Path, l
 def test_the_limit_of_the_send_lag(deadline_s: float, limit_s: float) -> None:
     """5 % of the deadline, at least 5 ms; live view, analysis and `bench calibrate-client` have no other."""
     assert lag_limit_s(deadline_s) == pytest.approx(limit_s)
-    assert live_module.lag_limit_s is stage_module.lag_limit_s is ceiling_module.lag_limit_s is lag_limit_s
+    assert count_module.lag_limit_s is stage_module.lag_limit_s is ceiling_module.lag_limit_s is lag_limit_s
 
 
 def test_a_few_late_sends_at_the_start_decide_nothing_yet() -> None:
