@@ -22,7 +22,7 @@ HEAD = """# The run folder
 | `locust_stats.csv`, `locust_stats_history.csv`, `locust_failures.csv`, `locust_exceptions.csv` | Locust's own files, written once more after the last event |
 | `preflight.json` | what the preflight saw |
 | `engine_requests.ndjson`, `engine_state.json` | embedded engine only: its own record of every request |
-| `analysis.json` | all numbers and the verdict (`bench analyse` writes it again) |
+| `analysis.json` | all numbers and the verdict (`bench analyse` writes it again); JSON Schema: [bench/records/analysis.schema.json](../bench/records/analysis.schema.json) |
 | `report.html`, `summary.json`, `summary.md`, `junit.xml` | the same for people and for CI (`bench report` writes them again) |
 | `log.txt`, `engine.log` | consoles of Locust and the engine |
 
