@@ -1,26 +1,32 @@
 """The page in a real Chromium: offline, under its own policy, with and without scripts.
 
 Needs Chromium and chromedriver (Debian: `chromium`, `chromium-driver`); skipped with a
-message where they are absent, unless BENCH_REQUIRE_BROWSER is set.
+message where they are absent, unless BENCH_REQUIRE_BROWSER is set. Screenshots are kept in
+artifacts/screenshots.
 """
 
 from __future__ import annotations
 
+import base64
+import importlib.util
 import json
 import os
 import shutil
 import time
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from reports.html import render
+from reports.write import write_all
 from tests.reports import examples
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 DRIVER = shutil.which("chromedriver")
+PICTURES = Path(__file__).resolve().parents[2] / "artifacts" / "screenshots"
 FLAGS = (
     "--headless=new",
     "--no-sandbox",
@@ -35,13 +41,18 @@ FLAGS = (
 )
 
 
+def absent(what: str) -> NoReturn:
+    """Skip where something is not installed; fail where all must be there, so that CI cannot pass without looking."""
+    if os.environ.get("BENCH_REQUIRE_BROWSER"):
+        pytest.fail(f"{what}; BENCH_REQUIRE_BROWSER is set: install it")
+    pytest.skip(what)
+
+
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory):
     """One headless Chromium with a fresh profile for this module."""
     if not CHROMIUM or not DRIVER:
-        if os.environ.get("BENCH_REQUIRE_BROWSER"):
-            pytest.fail("chromium and chromedriver are required here; install them (Debian: chromium chromium-driver)")
-        pytest.skip("no Chromium with chromedriver on this machine (Debian: chromium chromium-driver)")
+        absent("no Chromium with chromedriver on this machine (Debian: chromium chromium-driver)")
     from selenium import webdriver
     from selenium.webdriver.chrome.options import Options
     from selenium.webdriver.chrome.service import Service
@@ -364,28 +375,47 @@ def test_print_is_not_wider_than_the_page(browser, files, name):
     device(browser)
 
 
-def test_axe_finds_nothing_serious(browser, files):
-    spec = pytest.importorskip("importlib.util").find_spec("axe_core_python")
+def axe_source() -> str:
+    """The script of axe-core: BENCH_AXE_JS, or that of the package axe-core-python."""
+    spec = importlib.util.find_spec("axe_core_python")
     path = Path(os.environ.get("BENCH_AXE_JS") or (Path(spec.origin).parent / "axe.min.js" if spec else "axe.min.js"))
-    if not path.exists():
-        pytest.skip("axe-core is not installed (PyPI: axe-core-python)")
-    for dark in (False, True):
-        device(browser, dark=dark)
-        load(browser, files / "sweep.html")
-        browser.execute_cdp_cmd("Page.setBypassCSP", {"enabled": True})
-        load(browser, files / "sweep.html")
+    if not path.is_file():
+        absent("axe-core is not installed (PyPI: axe-core-python)")
+    return path.read_text(encoding="utf-8")
+
+
+def test_nothing_is_skipped_where_a_browser_is_required(monkeypatch, tmp_path):
+    monkeypatch.setenv("BENCH_AXE_JS", str(tmp_path / "none.js"))
+    monkeypatch.delenv("BENCH_REQUIRE_BROWSER", raising=False)
+    with pytest.raises(pytest.skip.Exception, match="axe-core is not installed"):
+        axe_source()
+    monkeypatch.setenv("BENCH_REQUIRE_BROWSER", "1")
+    with pytest.raises(pytest.fail.Exception, match="axe-core is not installed.* install it"):
+        axe_source()
+
+
+@pytest.mark.parametrize(("name", "dark"), [("sweep", False), ("sweep", True), ("sweep-zh", False)])
+def test_axe_finds_nothing_serious(browser, files, name, dark):
+    source = axe_source()
+    device(browser, dark=dark)
+    load(browser, files / f"{name}.html")
+    browser.execute_cdp_cmd("Page.setBypassCSP", {"enabled": True})
+    try:
+        load(browser, files / f"{name}.html")
         scroll_through(browser)
-        browser.execute_cdp_cmd("Runtime.evaluate", {"expression": path.read_text(encoding="utf-8")})
+        browser.execute_cdp_cmd("Runtime.evaluate", {"expression": source})
         found = browser.execute_async_script(
             "axe.run(document, {resultTypes: ['violations']}).then(r => arguments[arguments.length - 1](r.violations))"
         )
+    finally:
         browser.execute_cdp_cmd("Page.setBypassCSP", {"enabled": False})
-        bad = [
-            f"{v['id']}: {v['nodes'][0]['html'][:160]} ({len(v['nodes'])})"
-            for v in found
-            if v["impact"] in ("serious", "critical")
-        ]
-        assert bad == []
+        device(browser)
+    bad = [
+        f"{v['id']}: {v['nodes'][0]['html'][:160]} ({len(v['nodes'])})"
+        for v in found
+        if v["impact"] in ("serious", "critical")
+    ]
+    assert bad == []
 
 
 def test_page_without_the_library_is_clean(browser, tmp_path):
@@ -394,3 +424,65 @@ def test_page_without_the_library_is_clean(browser, tmp_path):
     device(browser)
     load(browser, path)
     assert complaints(browser) == []
+
+
+def keep(browser, name: str) -> tuple[int, int]:
+    """(width, height) in px of a picture of the whole page, kept for people: CI keeps the folder."""
+    size = browser.execute_cdp_cmd("Page.getLayoutMetrics", {})["cssContentSize"]
+    clip = {"x": 0, "y": 0, "width": size["width"], "height": min(size["height"], 16_000), "scale": 1}
+    shot = browser.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": True, "clip": clip})
+    data = base64.b64decode(shot["data"])
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    (PICTURES / f"{name}.png").write_bytes(data)
+    return int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")  # from the PNG itself
+
+
+@pytest.mark.parametrize(
+    ("name", "page", "looks"),
+    [
+        ("report-light", "sweep", {}),
+        ("report-dark", "sweep", {"dark": True}),
+        ("report-phone", "sweep", {"width": 390}),
+        ("report-phone-dark", "sweep", {"width": 390, "dark": True}),
+        ("report-zh-CN", "sweep-zh", {}),
+    ],
+)
+def test_pictures_of_the_page_are_kept(browser, files, name, page, looks):
+    (PICTURES / f"{name}.png").unlink(missing_ok=True)
+    device(browser, **looks)
+    try:
+        load(browser, files / f"{page}.html")
+        scroll_through(browser)
+        browser.execute_script("window.scrollTo(0, 0)")
+        width, height = keep(browser, name)
+    finally:
+        device(browser)
+    wanted = looks.get("width", 1300)
+    assert wanted - 20 <= width <= wanted and height > 3000  # less a scroll bar; all of it, not the first screen
+    assert complaints(browser) == [] and requests_of(browser) == []
+    assert (PICTURES / f"{name}.png").stat().st_size > 100_000  # something is drawn
+
+
+def test_both_languages_of_one_run_stand_side_by_side(browser, tmp_path):
+    """`--lang` gives a page of its own: neither replaces the other, and each is in one language, with one set of numbers."""
+    found = examples.sweep()
+    for lang in ("en", "zh-CN"):
+        write_all(tmp_path, found, lang=lang, beside=True, env={})
+    pages = {"en": tmp_path / "report.html", "zh-CN": tmp_path / "report.zh-CN.html"}
+    seen = {}
+    device(browser)
+    for lang, path in pages.items():
+        load(browser, path)
+        scroll_through(browser)
+        assert browser.execute_script("return document.documentElement.lang") == lang
+        heads = browser.execute_script("return Array.from(document.querySelectorAll('h1, h2')).map(h => h.textContent)")
+        han = [any("\u4e00" <= char <= "\u9fff" for char in head) for head in heads]
+        assert len(heads) > 8 and (all(han) if lang == "zh-CN" else not any(han)), heads
+        charts = browser.execute_script("return Array.from(document.querySelectorAll('.plot[id]')).map(p => p.id)")
+        cells = browser.execute_script(
+            "return Array.from(document.querySelectorAll('.stagetable tbody tr:first-child td')).map(c => c.textContent.trim())"
+            ".filter(t => /^[0-9.]+$/.test(t))"
+        )
+        seen[lang] = (charts, cells)
+        assert complaints(browser) == [] and requests_of(browser) == []
+    assert seen["en"] == seen["zh-CN"] and len(seen["en"][0]) > 8 and len(seen["en"][1]) >= 16  # two for each of its eight stages
