@@ -20,7 +20,7 @@ ROWS: list[dict[str, Any]] = [
     {"messages": [{"role": "user", "content": [{"type": "text", "text": f"part {i}"}]}], "tenant": "acme"}
     for i in range(6)
 ] + [{"prompt": f"alone {i}", "max_tokens": 4, "extra_body": {"seed": i}, "tenant": "zeta"} for i in range(6)]  # fmt: skip
-WORDS = ("Grüße", "☃", "alone", "Be short")  # never in a ledger, a log or a report
+WORDS = ("Grüße", "☃", "alone 0", "alone 1", "Be short")  # never in a ledger, a log or a report
 
 
 def write(path: Path) -> list[str]:
