@@ -58,8 +58,8 @@ def hidden_reasoning(rows: list[dict[str, str]]) -> list[str]:
     if not tokens:
         return []
     return [
-        f"{len(hidden)} of {len(rows)} answers hid {tokens} tokens of reasoning; the simulation streams every token, so "
-        "its TTFT is that of the first reasoning token: compare E2E with that run, not TTFT, TPOT or attainment"
+        f"{len(hidden)} of {len(rows)} answers hid {tokens} tokens of reasoning; the simulation streams every token, "
+        "so its TTFT is that of the first reasoning token: compare E2E with that run, not TTFT, TPOT or attainment"
     ]
 
 

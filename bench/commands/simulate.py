@@ -32,8 +32,8 @@ CHUNK_ROWS = 4096
     help="""The same sweep in virtual time.
 
     Runs the config's load through the embedded engine's scheduler without waiting, and writes a run folder that
-    `bench analyse` and `bench report` read like a measured one. Nothing is sent anywhere. A gate with `abort` ends the sweep early,
-    as in `bench run`; with --compare every rate is simulated.
+    `bench analyse` and `bench report` read like a measured one. Nothing is sent anywhere. A gate with `abort` ends the
+    sweep early, as in `bench run`; with --compare every rate is simulated.
 
     \b
     Example:
