@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from analysis.analyse import analyse_run
+from analysis.analyse import analyse_run, settings
 from bench.records.analysis import Analysis, read_analysis
 
 # option of `analyse_run` -> (key of `Analysis.slo`, the option's unit over that of the key)
@@ -27,9 +27,8 @@ def analyse_again(run_dir: Path, *, models: bool | None = None) -> tuple[Analysi
     """
     old = _old(run_dir / "analysis.json")
     fit = models if models is not None else old is None or old.model is not None
-    found = analyse_run(run_dir, models=fit)
-    asked = {} if old is None else _asked(old, found)
-    return (analyse_run(run_dir, models=fit, **asked) if asked else found), asked
+    asked = {} if old is None else _asked(old, run_dir)
+    return analyse_run(run_dir, models=fit, **asked), asked
 
 
 def _old(path: Path) -> Analysis | None:
@@ -40,15 +39,17 @@ def _old(path: Path) -> Analysis | None:
         return None
 
 
-def _asked(old: Analysis, found: Analysis) -> dict[str, float]:
-    """Options that ask what `old` asked, where `found` asked something else."""
+def _asked(old: Analysis, run_dir: Path) -> dict[str, float]:
+    """Options that ask what `old` asked, where the run's config asks something else."""
+    slo, target_qps = settings(run_dir)
+    ours = slo.as_dict()
     asked = {}
     for option, (key, scale) in SLO_OPTIONS.items():
         value = _positive(old.slo.get(key))
-        if value is not None and abs(value - found.slo[key]) > 1e-9:
+        if value is not None and abs(value - ours[key]) > 1e-9:
             asked[option] = round(value * scale, 9)
     target = _positive(old.target_qps)
-    if target is not None and target != found.target_qps:
+    if target is not None and target != target_qps:
         asked["target_qps"] = target
     if not 0 < asked.get("attainment_target", 0.5) < 1:
         del asked["attainment_target"]

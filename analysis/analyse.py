@@ -85,7 +85,7 @@ def analyse_run(
         )
     config = _section(raw, "config")
     slo = _slo(config, slo_ttft_ms, slo_tpot_ms, slo_p95_ms, attainment_target)
-    target = target_qps if target_qps is not None else _number(_section(config, "loadgen").get("target_qps"))
+    target = target_qps if target_qps is not None else _target_qps(config)
     ledger = load.read_ledger(path)
     with ThreadPoolExecutor(1) as beside:  # the reading above keeps every core; what follows, one
         changed = beside.submit(changes, run_dir, raw.get("files"))
@@ -99,6 +99,16 @@ def analyse_run(
         problems = [*(LedgerProblem("LED-025", text) for text in changed.result()), *problems]
     return _assemble(run_dir, info, raw, config, slo, target, checked, stage_rows, results, context, problems,
                      models)  # fmt: skip
+
+
+def settings(run_dir: Path) -> tuple[Slo, float | None]:
+    """The SLO and the target rate (1/s) of the run's own config, as `analyse_run` reads them."""
+    config = _section(read_run_info(run_dir)[1], "config")
+    return _slo(config, None, None, None, None), _target_qps(config)
+
+
+def _target_qps(config: dict[str, Any]) -> float | None:
+    return _number(_section(config, "loadgen").get("target_qps"))
 
 
 def stage_arrays(run_dir: Path) -> list[StageArrays]:

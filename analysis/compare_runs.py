@@ -143,9 +143,15 @@ class Comparison:
         return _plain(asdict(self))
 
 
-def compare_runs(base: Path, new: Path, *, force: bool = False, tolerance: float = TOLERANCE) -> Comparison:
-    """The comparison of two run folders. Raises CompareError, and `load.LedgerError` for a folder without a ledger."""
-    first, second = (analyse_again(run_dir, models=False)[0] for run_dir in (base, new))  # models are not compared
+def compare_runs(
+    base: Path, new: Path, *, force: bool = False, tolerance: float = TOLERANCE, analysed: Analysis | None = None
+) -> Comparison:
+    """The comparison of two run folders. Raises CompareError, and `load.LedgerError` for a folder without a ledger.
+
+    `analysed`: the analysis of `new` where it was just made of its rows; None: it is made here.
+    """
+    first = analyse_again(base, models=False)[0]  # models are not compared
+    second = analysed or analyse_again(new, models=False)[0]
     differences = load_differences(first, second)
     if _common_stages_agree(base, new):  # one run has more rates than the other: the common ones are the same load
         differences = [text for text in differences if not text.startswith("schedule: ")]

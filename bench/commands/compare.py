@@ -69,26 +69,33 @@ def command(base: Path, new: Path, force: bool, tolerance: float, lang: str, as_
     sys.exit(found.exit_code)
 
 
-def compare(base: Path, new: Path, *, force: bool = False, tolerance: float = 0.10, lang: str = "en") -> Any:
-    """The comparison, after compare.json and compare.html are in the folder of the new run."""
+def compare(
+    base: Path, new: Path, *, force: bool = False, tolerance: float = 0.10, lang: str = "en", analysed: Any = None
+) -> Any:
+    """The comparison, after compare.json and compare.html are in the folder of the new run.
+
+    `analysed`: the analysis of the new run where it was just made of its rows.
+    """
     from analysis.compare_runs import compare_runs
     from reports.compare import render
     from reports.write import write_text
 
-    found = compare_runs(base, new, force=force, tolerance=tolerance)
+    found = compare_runs(base, new, force=force, tolerance=tolerance, analysed=analysed)
     data = found.to_dict()
     write_text(new / "compare.json", json.dumps(data, ensure_ascii=False, indent=1, allow_nan=False) + "\n")
     write_text(new / "compare.html", render(data, lang=lang))
     return found
 
 
-def against(base: Path, new: Path, *, force: bool = False, lang: str = "en") -> tuple[dict[str, Any], Any, str, int]:
+def against(
+    base: Path, new: Path, *, force: bool = False, lang: str = "en", analysed: Any = None
+) -> tuple[dict[str, Any], Any, str, int]:
     """(what the report shows of it, the comparison or None, why there is none, exit code) of a run with a baseline."""
     from analysis.compare_runs import CompareError
     from analysis.load import LedgerError
 
     try:
-        found = compare(base, new, force=force, lang=lang)
+        found = compare(base, new, force=force, lang=lang, analysed=analysed)
     except CompareError as error:
         refusal = {"code": error.code, "details": error.details, "text": str(error), "base": str(base)}
         return {"refused": refusal}, None, str(error), INVALID_EXIT if error.invalid else USAGE_EXIT

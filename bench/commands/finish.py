@@ -67,7 +67,7 @@ def finish_run(run_dir: Path, *, lang: str, say: Console, baseline: Path | None 
 
     try:
         analysis = analysed(run_dir, meanwhile=ready_to_draw)
-        compared, shown = _against(baseline, run_dir, lang) if baseline is not None else (Compared(), None)
+        compared, shown = _against(baseline, run_dir, lang, analysis) if baseline is not None else (Compared(), None)
         from reports.write import write_all
 
         files = write_all(run_dir, analysis, lang=lang, comparison=shown)
@@ -99,11 +99,11 @@ def _one_of(verdict: int, comparison: int) -> int:
     return exit_code({verdict, comparison})
 
 
-def _against(baseline: Path, run_dir: Path, lang: str) -> tuple[Compared, dict[str, Any]]:
+def _against(baseline: Path, run_dir: Path, lang: str, analysis: Any) -> tuple[Compared, dict[str, Any]]:
     """The comparison for the console, and what the report shows of it."""
     from bench.commands.compare import against, lines
 
-    shown, found, refused, code = against(baseline, run_dir, lang=lang)
+    shown, found, refused, code = against(baseline, run_dir, lang=lang, analysed=analysis)
     if found is None:
         return Compared([f"no comparison: {refused}"], None, code), shown
     said = ["", f"against {baseline}: {found.sentence}", *lines(found)[1:], f"comparison: {run_dir / 'compare.html'}"]

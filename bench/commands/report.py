@@ -71,7 +71,7 @@ def command(
     path = run / "analysis.json" if run.is_dir() else run
     analysis, said = analysed(run, path, keep=output is None)
     language = lang or default_language(dict(os.environ))
-    shown, compared, note = _comparison(path.parent, baseline, force, language)
+    shown, compared, note = _comparison(path.parent, baseline, force, language, analysis)
     code = _exit_code(analysis, compared)
     for line in (said, note):
         if line:
@@ -174,13 +174,16 @@ def _read(run: Path, path: Path) -> Any:
         raise click.UsageError(f"{path}: {error.strerror or error}. Check that the file can be read.") from error
 
 
-def _comparison(run_dir: Path, baseline: Path | None, force: bool, lang: str) -> tuple[dict[str, Any] | None, int, str]:
+def _comparison(
+    run_dir: Path, baseline: Path | None, force: bool, lang: str, analysis: Any
+) -> tuple[dict[str, Any] | None, int, str]:
     """(what the page shows, exit code, what to say on standard error) of the comparison, new or stored."""
     if baseline is not None:
         from bench.commands.compare import against
 
         try:
-            shown, _, refused, code = against(baseline, run_dir, force=force, lang=lang)
+            made = None if analysis.run.get("unchecked") else analysis
+            shown, _, refused, code = against(baseline, run_dir, force=force, lang=lang, analysed=made)
         except OSError as error:
             raise click.UsageError(f"{error.filename or baseline}: {error.strerror or error}.") from error
         return shown, code, f"no comparison: {refused}" if refused else ""

@@ -16,6 +16,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from analysis import again
 from analysis import compare_runs as cr
 from analysis.analyse import analyse_run, write_analysis
 from analysis.intervals import wilson
@@ -353,3 +354,26 @@ def test_every_remark_of_the_analysis_has_a_chinese_text() -> None:
     texts = Texts("zh-CN")
     assert [r for r in remarks if not re.search(r"[一-鿿]", texts.note(r))] == []
     assert Texts("en").note("any") == "any"
+
+
+def test_an_analysis_that_was_just_made_is_not_made_again(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same comparison either way; and what an old analysis.json asks is known before the only analysis."""
+    made: list[Path] = []
+    real = again.analyse_run
+
+    def counted(run_dir: Path, **options: Any) -> Analysis:
+        made.append(run_dir)
+        return real(run_dir, **options)
+
+    monkeypatch.setattr(again, "analyse_run", counted)
+    base, new = runs / "base", runs / "slow"
+    alone = cr.compare_runs(base, new).to_dict()
+    assert made == [base, new]
+    made.clear()
+    assert cr.compare_runs(base, new, analysed=real(new)).to_dict() == alone
+    assert made == [base]
+    made.clear()
+    write_analysis(runs / "again", models=False, slo_ttft_ms=30_000)
+    found, asked = again.analyse_again(runs / "again")
+    write_analysis(runs / "again", models=False)
+    assert (made, asked, found.slo["ttft_deadline_s"]) == ([runs / "again"], {"slo_ttft_ms": 30_000}, 30)
