@@ -22,6 +22,7 @@ from typing import Any
 
 from analysis.intervals import wilson
 from analysis.reasons import sentence
+from analysis.repeatability import CLOSE_S, statistic_words
 from bench.records.analysis import Capacity, Gate, Repeatability, StageAnalysis
 from bench.records.sentences import render, said
 
@@ -30,7 +31,6 @@ LATENCY_METRICS = {"ttft": "ttft_s", "ttfo": "ttfo_s", "tpot": "tpot_s", "e2e": 
                    "send_lag": "send_lag_s", "itl_p99": "itl_p99_s"}  # fmt: skip
 SAME_RATE = 1e-6
 Said = dict[str, Any]  # {"code", "params"}, see bench/records/sentences.py
-REPEATS_CLOSE_S = 1e-3  # as in repeatability.py
 E2E_SHARE = 0.95  # "P95 <= target" holds exactly when this share of all arrivals is within the target
 
 
@@ -404,14 +404,13 @@ def _repeat_gate(
                             offered_qps=first.offered_qps))  # fmt: skip
         return
     # a spread below the clock's resolution is no spread, whatever its ratio
-    loud = [r for r in known if max(r.values) - min(r.values) >= REPEATS_CLOSE_S] or known
+    loud = [r for r in known if max(r.values) - min(r.values) >= CLOSE_S] or known
     worst = max(loud, key=lambda r: r.range_ratio or 0.0)
-    metric, statistic = worst.statistic.removesuffix("_s").rsplit("_", 1)
-    how = said("gate.repeats", statistic=f"{metric.upper()} {statistic}", runs=len(worst.values),
+    how = said("gate.repeats", statistic=statistic_words(worst.statistic), runs=len(worst.values),
                offered_qps=worst.offered_qps)  # fmt: skip
     gate.measured_qps = worst.offered_qps
     _compare(gate, worst.range_ratio, how)
-    if gate.status == "fail" and loud is known and max(worst.values) - min(worst.values) < REPEATS_CLOSE_S:
+    if gate.status == "fail" and loud is known and max(worst.values) - min(worst.values) < CLOSE_S:
         gate.status = "pass"
         _say(gate, said("gate.repeats.close", how=how))
 

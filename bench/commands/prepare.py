@@ -17,6 +17,7 @@ from typing import Any
 
 from bench.commands.console import Console
 from bench.commands.job_options import EXIT_USAGE, JobError, JobOptions
+from bench.commands.starting import unfilled
 
 
 def check_address(option: str, address: str, examples: str) -> None:
@@ -62,10 +63,7 @@ def refuse_unfilled(resolved: Any) -> None:
     """Refuse an address or a model that nobody filled in, as `bench validate` does: there is nothing to send to."""
     problems = resolved.placeholders()
     if problems:
-        names = " and ".join(problem.where.split()[-1] for problem in problems)
-        lines = [problem.text() for problem in problems]
-        last = f"the run may not start: {names} {'is' if len(problems) == 1 else 'are'} not filled in"
-        raise JobError("\n".join([*lines, last]), EXIT_USAGE)
+        raise JobError("\n".join([*(problem.text() for problem in problems), unfilled(problems)]), EXIT_USAGE)
 
 
 def check_key(config: Any) -> None:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -21,6 +23,12 @@ def refuse_missing(name: str, *runs: Path) -> None:
             text = f"{run}: there is no such folder; give the run folder that `bench run` printed"
             click.echo(f"bench {name}: {text}", err=True)
             sys.exit(USAGE_EXIT)
+
+
+def unfilled(problems: Sequence[Any]) -> str:
+    """The last line about an address or a model that nobody filled in; `problems`: one for each."""
+    names = " and ".join(problem.where.split()[-1] for problem in problems)
+    return f"the run may not start: {names} {'is' if len(problems) == 1 else 'are'} not filled in"
 
 
 def load_numpy_alone() -> None:

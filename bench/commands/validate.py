@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bench.commands.options import SHAPES, plan_options, quiet_option
-from bench.commands.starting import load_numpy_alone
+from bench.commands.starting import load_numpy_alone, unfilled
 
 # Warnings for commands that send nothing; a run with them does not start (`Resolved.placeholders`).
 FORBID_SENDING = ("CFG-012",)
@@ -199,9 +199,8 @@ def _end(problems: list[Problem]) -> str:
     wrong = [problem for problem in problems if _severity(problem) == "error"]
     if not wrong:
         return "the run may start"
-    unfilled = [problem.where.split()[-1] for problem in wrong if problem.id in FORBID_SENDING]
-    if len(unfilled) == len(wrong):
-        return f"the run may not start: {' and '.join(unfilled)} {'is' if len(unfilled) == 1 else 'are'} not filled in"
+    if all(problem.id in FORBID_SENDING for problem in wrong):
+        return unfilled(wrong)
     return f"the run may not start: mend the {'error' if len(wrong) == 1 else f'{len(wrong)} errors'} above"
 
 
