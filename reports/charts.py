@@ -117,6 +117,13 @@ class Context:
         capacity = self.analysis.capacity
         return finite(capacity.knee_qps) if self.shows_capacity and capacity.knee_kind == "crossing" else None
 
+    @property
+    def client_calibration(self) -> dict[str, Any]:
+        """`target.calibration` of run.json; {} where the client was not calibrated."""
+        target = self.analysis.run.get("target")
+        made = target.get("calibration") if isinstance(target, dict) else None
+        return made if isinstance(made, dict) else {}
+
     def trusted(self) -> list[StageAnalysis]:
         """The stages that curves are drawn from: all but INVALID ones, or all where nothing else is there."""
         good = [s for s in self.stages if s.verdict != "INVALID"]

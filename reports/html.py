@@ -39,6 +39,7 @@ from reports import (
 )
 from reports.charts import WIDTH, Chart, Context, drawn_spec, live_spec, phone_spec, static_spec
 from reports.figures import Figures
+from reports.summary import artifacts
 from reports.themes import FONT, chart_config, css_variables, ink
 from reports.words import Words, coded
 
@@ -119,7 +120,7 @@ def render(
         environment=tables.environment(ctx),
         config=tables.config_text(ctx),
         origins=[[k, v] for k, v in (analysis.run.get("config_origin") or {}).items()],
-        files=_files(analysis.run),
+        files=[[each["name"], each["sha256"]] for each in artifacts(analysis.run)],
         outputs=list(beside),
         other=other,
         glossary=tables.glossary(ctx),
@@ -132,13 +133,6 @@ def render(
         live=bundle is not None,
         charts_json=Markup(safe_json({"config": chart_config(), "specs": page.specs})),
     )
-
-
-def _files(run: dict[str, Any]) -> list[list[Any]]:
-    """Name and SHA-256 of the run's files."""
-    listed = run.get("files")
-    found = listed.items() if isinstance(listed, dict) else ()
-    return [[name, each.get("sha256", "") if isinstance(each, dict) else each] for name, each in found]
 
 
 def environment() -> Environment:

@@ -100,9 +100,10 @@ def _lambda_max(analysis: Analysis) -> dict[str, Any]:
 
 def _little(analysis: Analysis) -> dict[str, Any]:
     """Little's law over the stationary stages, and the tight check with its limit."""
-    stages = [s for s in _context(analysis).stages if s.stationarity == "STABLE"]
+    ctx = _context(analysis)
+    stages = [s for s in ctx.stages if s.stationarity == "STABLE"]
     gaps = [abs(g) for s in stages if (g := gap(s.little)) is not None]
-    tight = tightest(_context(analysis))
+    tight = tightest(ctx)
     return {
         "stationary_stages": len(stages),
         "gap_max_ratio": _plain(max(gaps, default=None)),
@@ -130,12 +131,10 @@ def _model(analysis: Analysis) -> dict[str, Any] | None:
 
 def _client(analysis: Analysis) -> dict[str, Any]:
     """The load generator: its lateness, whether it kept up, and its calibration."""
-    ran = _context(analysis).stages
+    ctx = _context(analysis)
+    ran, made = ctx.stages, ctx.client_calibration
     judged = [s.stimulus.ok for s in ran if s.stimulus.ok is not None]
     lags = [v for s in ran if (v := number(s.stimulus.send_lag_p99_s)) is not None]
-    target = analysis.run.get("target")
-    made = target.get("calibration") if isinstance(target, dict) else None
-    made = made if isinstance(made, dict) else {}
     adds = made.get("adds") if isinstance(made.get("adds"), dict) else {}
     return {
         "ok": all(judged) if judged else None,
@@ -149,7 +148,7 @@ def _client(analysis: Analysis) -> dict[str, Any]:
     }
 
 
-def _artifacts(run: dict[str, Any]) -> list[dict[str, Any]]:
+def artifacts(run: dict[str, Any]) -> list[dict[str, Any]]:
     """The run's files with their digests, as run.json lists them."""
     listed = run.get("files")
     items = listed.items() if isinstance(listed, dict) else ()
@@ -164,7 +163,7 @@ def _artifacts(run: dict[str, Any]) -> list[dict[str, Any]]:
 def _knee_qps(analysis: Analysis) -> float | None:
     """The knee; where every rate held, the bound that was shown, never the highest rate that happened to hold."""
     c = analysis.capacity
-    return c.knee_low_qps if c.knee_kind == "at_least" and number(c.knee_low_qps) is not None else c.knee_qps
+    return capacity.knee_bound(_context(analysis)) if c.knee_kind == "at_least" else c.knee_qps
 
 
 def summary(analysis: Analysis) -> dict[str, Any]:
@@ -214,7 +213,7 @@ def summary(analysis: Analysis) -> dict[str, Any]:
         "little": _little(analysis),
         "model": _model(analysis),
         "client": _client(analysis),
-        "artifacts": _artifacts(run),
+        "artifacts": artifacts(run),
         "stages": [_stage(s) for s in analysis.stages],
         "errors": [{"layer": e.layer, "code": e.code, "stage": e.stage, "count": e.count} for e in analysis.errors],
         "warnings": [r.text for r in analysis.warnings],

@@ -430,9 +430,8 @@ def _repeat_status(ctx: Context, r: Repeatability) -> str:
 def calibration(ctx: Context) -> list[tuple[str, str]]:
     """What the client itself adds and how fast it can send, from run.json; empty when it was not calibrated."""
     t, f = ctx.words, ctx.figures
-    target = ctx.analysis.run.get("target")
-    made = target.get("calibration") if isinstance(target, dict) else None
-    if not isinstance(made, dict):
+    made = ctx.client_calibration
+    if not made:
         return []
     adds = made.get("adds") if isinstance(made.get("adds"), dict) else {}
     known = {k: v for k, v in adds.items() if finite(v) is not None}
