@@ -10,7 +10,7 @@ Does not: find a knee or judge.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from reports.charts import Context
 from reports.figures import finite
@@ -77,11 +77,11 @@ def flattening_qps(ctx: Context) -> float | None:
 
 
 def limits(ctx: Context) -> str:
-    """One sentence each on the flattening point and on lambda_max, apart from the knee; empty without both."""
+    """One sentence each on the flattening point, where that of the analysis does not name it, and on lambda_max."""
     t, f = ctx.words, ctx.figures
     parts = []
     flat = flattening_qps(ctx)
-    if flat is not None:
+    if flat is not None and not _says(ctx.analysis.capacity.code, ctx.analysis.capacity.params, "capacity.flat"):
         parts.append(t("limit_flattening", qps=f.capacity(flat)))
     top, low, high = lambda_max(ctx)
     if top is not None:
@@ -90,3 +90,9 @@ def limits(ctx: Context) -> str:
     if parts:
         parts.append(t("limit_not_knee"))
     return " ".join(parts)
+
+
+def _says(code: str, params: dict[str, Any], wanted: str) -> bool:
+    """Whether a sentence is the wanted one or holds it."""
+    parts = (value for value in params.values() if isinstance(value, dict))
+    return code == wanted or any(_says(str(part.get("code")), part.get("params") or {}, wanted) for part in parts)

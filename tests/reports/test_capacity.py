@@ -7,8 +7,9 @@ import re
 import pytest
 from junitparser import JUnitXml
 
-from analysis.knee import Crossing, capacity
+from analysis.knee import Crossing, add_note, capacity
 from bench.records.analysis import Analysis, Gate
+from bench.records.sentences import joined, said
 from reports.capacity import limits
 from reports.charts import Context
 from reports.charts_capacity import rates
@@ -127,3 +128,16 @@ def test_summary_json_holds_little_model_client_and_artifacts():
     assert document["artifacts"][0]["sha256"] == "ab" * 32
     assert document["model"]["sentence"] == analysis.model["sentence"]
     assert summary(examples.invalid())["lambda_max"]["value_qps"] is None
+
+
+@pytest.mark.parametrize("lang", ["en", "zh-CN"])
+def test_the_flattening_point_is_said_once(lang):
+    """The capacity sentence of the analysis names it; the line below it then does not."""
+    analysis = examples.sweep()
+    c = analysis.capacity
+    c.flattening_qps, c.lambda_max_qps = 27.49, 28.38
+    add_note(c, said("capacity.flat", flat_qps="27.4", rates=joined("comma", [30.0, 35.0])))
+    add_note(c, said("capacity.none"))  # one more around it
+    assert "27.4" in c.sentence
+    text = limits(context(analysis, lang))
+    assert "27.4" not in text and "28.3 " in text
